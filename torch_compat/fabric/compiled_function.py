@@ -24,6 +24,7 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.guards.fingerprints import fingerprint
 from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.values.marks import same
 from torch_compat.step.values.user_objects import is_user_object
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.bridge.errors import BridgeError, CaptureError, is_user_file
@@ -152,7 +153,7 @@ class CompiledFunction:
 
     def _put_back(self, before: list[tuple[_Variable, Any]]) -> bool:
         """Give variables their former values; returns whether any had changed."""
-        changed = [(variable, value) for variable, value in before if not _same(variable.get(), value)]
+        changed = [(variable, value) for variable, value in before if not same(variable.get(), value)]
         for variable, value in changed:
             variable.set(value)
         return bool(changed)
@@ -258,10 +259,6 @@ def _variables_of(function: types.FunctionType) -> list[_Variable]:
     found = [_Variable(name, cell) for name, cell in cells]
     names = _global_names(function.__code__)
     return found + [_Variable(name, function.__globals__) for name in names if name in function.__globals__]
-
-
-def _same(now: Any, before: Any) -> bool:
-    return now is before or (type(now) is type(before) and isinstance(now, _PLAIN) and now == before)
 
 
 @functools.cache

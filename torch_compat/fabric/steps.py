@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_compat.run.batches import BatchSpec
-from torch_compat.step.capture.cached_program import CachedProgram, NamedStatic, StepName
+from torch_compat.step.capture.cached_program import Built, CachedProgram, NamedStatic, StepName
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.module_call import call_backward_body, call_body
 from torch_compat.step.capture.step_capture import StepInputs, UserCall
@@ -190,9 +190,9 @@ class FabricSteps(MeshStepRunner):
         user: UserCall,
         wanted: tuple[int, ...],
     ) -> CachedProgram:
-        def build(step: CapturedStep) -> tuple[Callable[..., Any], bool]:
+        def build(step: CapturedStep) -> Built:
             _check_call(step, name)
-            return evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False), False
+            return Built(evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False))
 
         spec = self._spec(call_body(wanted), placed, user)
         return self._variants.lookup_or_capture(name, facts, placed, host_values, spec, build)
@@ -215,11 +215,11 @@ class FabricSteps(MeshStepRunner):
             both: Any = _WithCotangents(given.spec, len(given.leaves))
             return dataclasses.replace(given, leaves=[*given.leaves, *cotangents], spec=both)
 
-        def build(step: CapturedStep) -> tuple[Callable[..., Any], bool]:
+        def build(step: CapturedStep) -> Built:
             split = (*placed.form.split, *(self._has_rows(spec.shape, placed) for spec in specs))
             shardings = self.model.param_shardings if self.mesh.devices.size > 1 else None
             options = compiler_options(self.mesh, self.model.gradient_bytes())
-            return _backward_program(step, placed, split, shardings, self.mesh, options), False
+            return Built(_backward_program(step, placed, split, shardings, self.mesh, options))
 
         spec = dataclasses.replace(self._spec(call_backward_body(wanted), placed, user), inputs=inputs)
         return self._variants.lookup_or_capture(name, facts, placed, host_values, spec, build)

@@ -20,8 +20,8 @@ from xlatrain.preflight import Topology
 from xlatrain.preflight.report import Report
 
 
-class _FitReached(BaseException):
-    """The script has reached ``fit``, and is left; a BaseException, so that no ``except Exception`` of the script keeps it."""
+class _FitReached(BaseException):  # through the user's script, which may handle Exception
+    """The script has reached ``fit``, and is left."""
 
     def __init__(self, report: Any) -> None:
         super().__init__("preflight ends here")

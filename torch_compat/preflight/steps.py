@@ -29,8 +29,8 @@ from xlatrain.mesh.sharding import replicated
 from xlatrain.preflight import Work
 
 
-class ProgramFound(BaseException):
-    """The loop would call a program now, and is left; a BaseException, so that no ``except Exception`` keeps it.
+class ProgramFound(BaseException):  # through the user's hooks around the step (optimizer_step), which may handle Exception
+    """The loop would call a program now, and is left.
 
     Attributes:
         program: the jitted function.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jax.sharding import Mesh
 
-from torch_compat.step.capture.cached_program import NO_FACTS, CachedProgram, NamedStatic
+from torch_compat.step.capture.cached_program import NO_FACTS, Built, CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import StepBody, StepInputs, StepSpec, UserCall
 from torch_compat.step.capture.user_steps import evaluation_body, training_body, updating_body
@@ -88,7 +88,6 @@ class MeshStepRunner:
         self.kept_rows: set[str] = set()
         self._updating = UpdatingPrograms()
         self.index_looks = IndexLooks()
-        self._stackings: dict[int, Stacking | None] = {}  # by id of the captured step, which its variant keeps
 
     def _batch_forms(self) -> BatchForms:
         return BatchForms(BatchPlacer(self.mesh))
@@ -148,10 +147,11 @@ class MeshStepRunner:
             call: ``(batch, tracer) -> result``, the user's ``training_step``.
         """
 
-        def build(step: CapturedStep) -> tuple[Callable[..., Any], bool]:
-            builder = self._builder(step.capture.uses_random, None if mode == "split" else self._stack(step))
+        def build(step: CapturedStep) -> Built:
+            stacking = None if mode == "split" else self._stack(step)
+            builder = self._builder(step.capture.uses_random, stacking)
             key = None if (plan := self._plan.key) is None else ("train", mode, accumulate, plan, builder.key)
-            return self._program(step, batch, key, lambda: training_program(step, batch, mode, builder))
+            return Built(*self._program(step, batch, key, lambda: training_program(step, batch, mode, builder)), stacking)
 
         services = self._services
         options = {"scaler": self._plan.scaler, "backward": services.backward, "around_backward": services.around_backward}
@@ -159,7 +159,7 @@ class MeshStepRunner:
         self._may_assume(host_values)
         while True:
             variant = self._variants.lookup_or_capture("training_step", key, batch, host_values, spec, build)
-            stacking = self._stackings.get(id(variant.step))
+            stacking = variant.stacking
             state = self.model.stacked_state(stacking)
             carried = state.accumulated
             if mode == "split" and carried:
@@ -218,12 +218,12 @@ class MeshStepRunner:
         model = self.model
         model.push_writes()
 
-        def build(step: CapturedStep) -> tuple[Callable[..., Any], bool]:
+        def build(step: CapturedStep) -> Built:
             size = model.gradient_bytes()
             builder = StepBuilder(self.mesh, no_update, model.shardings, draws=step.capture.uses_random, gradient_bytes=size)
             step_optimizer = optimizers.update_from_host if model.offloads else optimizers.update
             others = (batch.key(), optimizers.static_key(), facts, model.requires_grad(), torch.get_float32_matmul_precision())
-            return self._updating.of(step, others, lambda: updating_program(step, batch, step_optimizer, builder)), False
+            return Built(self._updating.of(step, others, lambda: updating_program(step, batch, step_optimizer, builder)))
 
         static = facts.joined(("manual", tuple(model.state.accumulated), optimizers.static_key()))
         spec = self._spec(updating_body, batch, call, with_gradients=True, scaler=scaler)
@@ -301,7 +301,7 @@ class MeshStepRunner:
         def allowed(names: Sequence[str]) -> bool:
             return self.model.may_stack(names) and self._plan.stackable(names, self.model.state.opt_state)
 
-        stacking = self._stackings[id(step)] = step.stacking(allowed)
+        stacking = step.stacking(allowed)
         rolled = step.capture.rolled
         unrolled = (
             "" if stacking else ", left unrolled: the optimizer, or how they are sharded, does not take their parameters stacked"
@@ -325,11 +325,11 @@ class MeshStepRunner:
             call: ``(batch, tracer) -> result``, the user's method.
         """
 
-        def build(step: CapturedStep) -> tuple[Callable[..., Any], bool]:
+        def build(step: CapturedStep) -> Built:
             shardings, stacking = self.model.param_shardings, self._stack(step)
             key = ("evaluate", self.mesh, tuple(sorted(shardings.items())), stacking)
             make = functools.partial(evaluation_program, step, batch, self.mesh, shardings, stacked=stacking is not None)
-            return self._program(step, batch, key, make)
+            return Built(*self._program(step, batch, key, make), stacking)
 
         spec = self._spec(evaluation_body, batch, call, grad=False)
         self._evaluations += 1
@@ -337,7 +337,7 @@ class MeshStepRunner:
         self._may_assume(host_values)
         while True:
             variant = self._variants.lookup_or_capture(name, static, batch, host_values, spec, build)
-            stacking = self._stackings.get(id(variant.step))
+            stacking = variant.stacking
             state, scalars = self.model.stacked_state(stacking), variant.step.scalars.inputs(host_values)
             written, outputs = self._variants.run(variant, state.params, state.buffers, state.key, draws, batch.arrays, scalars)
             if not variant.step.scalars.assumed:

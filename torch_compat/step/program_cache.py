@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch_compat.run.report import ExecutorLog
-from torch_compat.step.capture.cached_program import CachedProgram, NamedStatic
+from torch_compat.step.capture.cached_program import Build, CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.session import CaptureSession, ImpureStepError
 from torch_compat.step.capture.step_capture import StepSpec
@@ -105,9 +105,8 @@ class ProgramCache:
     def rescan(self) -> None:
         """Find what the host changed in ways that are not followed; not for every step."""
         self._guards.rescan()
-        for family in self._variants.values():
-            for variant in [one for variants in family.values() for one in variants]:
-                variant.rescan()
+        for variant in self._all(lambda key: True):
+            variant.rescan()
 
     def lookup_or_capture(
         self,
@@ -116,7 +115,7 @@ class ProgramCache:
         batch: PlacedBatch,
         host_values: HostValues,
         spec: StepSpec,
-        build: Callable[[CapturedStep], tuple[Callable[..., Any], bool]],
+        build: Build,
     ) -> CachedProgram:
         """The variant for this batch and these host values; captured and built if there is none yet.
 
@@ -126,7 +125,7 @@ class ProgramCache:
             batch: on the mesh.
             host_values: the loop's counters.
             spec: the step.
-            build: makes the program of a captured step, or gives one that an earlier run has compiled, and says which.
+            build: makes the program of a captured step, or gives one that an earlier run has compiled.
 
         Raises:
             CaptureError: the step cannot be captured, or does something else from batch to batch.
@@ -180,7 +179,7 @@ class ProgramCache:
         fixed: Hashable,
         host_values: HostValues,
         spec: StepSpec,
-        build: Callable[[CapturedStep], tuple[Callable[..., Any], bool]],
+        build: Build,
         *,
         second: bool,
     ) -> CachedProgram:
@@ -189,14 +188,14 @@ class ProgramCache:
         self._guards.fill(name, host_values.numbers)
         step = self._captures.capture(name, spec, host_values, take=not second)
         self._log.captures += not step.taken
-        program, compiled = build(step)
+        built = build(step)
         self._guards.skip_own(name, step.effects, self._changed)
         if step.scalars.draws:
             take_back = step.scalars.draws.try_out(host_values.numbers)
             if host_values.assumptions is not None:
                 host_values.assumptions.take_back = take_back
         branches = step.scalars.branch_on_draws(host_values)
-        variant = CachedProgram(step, program, second=second, branches_on_draws=branches, compiled=compiled)
+        variant = CachedProgram(step, second=second, branches_on_draws=branches, **built._asdict())
         variant.rebound = step.effects.attributes(rebound=True)
         if step.effects.fill_containers:
             self._deciding.setdefault(name, {}).update(dict.fromkeys(self._guards.deciding(name, step.effects)))
@@ -314,18 +313,15 @@ class ProgramCache:
             "eagerly (XLATRAIN_EXECUTOR=eager)."
         )
 
-    def _all(self, wanted: Callable[[Any], bool]) -> Iterable[CachedProgram]:
+    def _all(self, wanted: Callable[[Any], bool]) -> list[CachedProgram]:
         found = [variants for key, family in self._variants.items() if wanted(key) for variants in family.values()]
-        return {id(variant): variant for variants in found for variant in variants}.values()
-
-    def _number_of(self, wanted: Callable[[Any], bool]) -> int:
-        return len(list(self._all(wanted)))
+        return list({id(variant): variant for variants in found for variant in variants}.values())
 
     def _count(self, name: str, new: bool, compiled_before: bool) -> None:
         self._log.variants += new
         self._log.taken += new and compiled_before
         self._check_asked(name)
-        count = self._number_of(lambda key: key[0][0] == name)
+        count = len(self._all(lambda key: key[0][0] == name))
         if count > _MAX_VARIANTS:
             raise ImpureStepError(
                 f"{name} needed more than {_MAX_VARIANTS} compiled variants; lately because of {self._log.recompilations[-1]}. "
@@ -339,8 +335,7 @@ class ProgramCache:
         Raises:
             ImpureStepError: it was captured for many, and few of them have come again.
         """
-        found = self._all(lambda key: key[0][0] == name)
-        variants = [one for one in found if one.step.scalars.asked or one.step.scalars.assumed]
+        variants = [one for one in self._all(lambda key: key[0][0] == name) if one.step.scalars.asked or one.step.scalars.assumed]
         if len(variants) <= _MAX_ASKED or sum(one.runs for one in variants) >= 2 * len(variants):
             return
         asked = variants[-1].step.scalars

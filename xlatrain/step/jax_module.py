@@ -155,8 +155,8 @@ class StepTrace:
             _STEP.reset(token)
 
 
-class CounterWanted(BaseException):
-    """A step asks for a counter that is not among its inputs; not for the user's handlers."""
+class CounterWanted(BaseException):  # through the user's step, whose handlers of Exception are not for it
+    """A step asks for a counter that is not among its inputs."""
 
 
 _STEP: ContextVar[StepTrace | None] = ContextVar("xlatrain_jax_step", default=None)

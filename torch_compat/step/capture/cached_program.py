@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.host.host_values import HostValues
 from xlatrain.bridge.tensors.constants import BakedTensor
+from xlatrain.step.stacking import Stacking
 
 
 class StepName(str):
@@ -54,6 +55,23 @@ class NamedStatic(tuple[tuple[str, Hashable], ...]):
 NO_FACTS = NamedStatic()
 
 
+class Built(NamedTuple):
+    """A program of a captured step.
+
+    Attributes:
+        program: the jitted function.
+        compiled: whether an earlier run of the module has compiled it.
+        stacking: the parameters that it takes stacked; None for none.
+    """
+
+    program: Callable[..., Any]
+    compiled: bool = False
+    stacking: Stacking | None = None
+
+
+Build = Callable[[CapturedStep], Built]
+
+
 @dataclass
 class CachedProgram:
     """A captured and compiled form of a step.
@@ -66,7 +84,7 @@ class CachedProgram:
         constants: tensors from outside of the step whose values are part of the graph.
         outlines: outline of the containers that the step depends on → whether the step does the same with them.
         branches_on_draws: whether a guard depends on the step's random draws, so that it holds or not only after them.
-        compiled: whether an earlier run of the module has compiled it.
+        compiled, stacking: see :class:`Built`.
         outdated: whether tensors of ``constants`` have other values now.
         held_at: when its outcomes were last the true ones; 0: never.
         followed: by id of the program whose outcomes were those of the next step, how often, of late more than long ago.
@@ -81,6 +99,7 @@ class CachedProgram:
     outlines: dict[Hashable, bool] = field(default_factory=dict)
     branches_on_draws: bool = False
     compiled: bool = False
+    stacking: Stacking | None = None
     outdated: bool = False
     held_at: int = 0
     followed: dict[int, float] = field(default_factory=dict)

@@ -54,15 +54,11 @@ class CapturedStep(StepRun):
         """
         graphs = inputs.graphs
         kept = graphs.find(inputs.form, run.ops, run.outside) if graphs is not None and take and inputs.may_be_kept else None
-        taken, recording = kept is not None, run.recording
         if kept is not None:
-            recording = Recording(lambda: kept.capture)
-        elif graphs is not None:
-            kept = graphs.keep(inputs.form, run.ops, graph_of(run), run.outside)
-        fields = {**vars(run), "recording": recording}
-        step = cls(**fields, kept=kept, taken=taken, audited=taken and kept is not None and kept.audited)
-        graph_of(step)
-        return step
+            there = {**vars(run), "recording": Recording(lambda: kept.capture)}
+            return cls(**there, kept=kept, taken=True, audited=kept.audited)
+        graph = graph_of(run)
+        return cls(**vars(run), kept=None if graphs is None else graphs.keep(inputs.form, run.ops, graph, run.outside))
 
     @property
     def capture(self) -> Capture:

@@ -19,6 +19,8 @@ import torch.utils._pytree as pytree
 
 from torch_compat.step.effects.descriptions import describe
 from torch_compat.step.host.slots import SLOTS, ValueSlot
+from torch_compat.step.values.marks import look, same
+from torch_compat.step.values.names import MISSING
 
 _OUTLINED = 64  # entries
 _CONTAINERS = (list, dict, deque, set)
@@ -100,7 +102,7 @@ class Record:
 
     Attributes:
         made: whether there was no entry or attribute of that key before.
-        before: of a cache, the attribute before the step, see :func:`cached`.
+        before: of a cache, the :func:`~torch_compat.step.values.marks.look` of the attribute before the step.
     """
 
     kind: str
@@ -236,7 +238,7 @@ class Effects:
             except (KeyError, IndexError, AttributeError, TypeError):
                 return False
             if made is not None and made[0] == "setcache":
-                if cached(target.__dict__.get(made[1])) != made[2]:
+                if look(target.__dict__.get(made[1])) != made[2]:
                     return False
             elif made is not None and made[1] in (target.__dict__ if made[0] == "setattr" else target):
                 return False
@@ -270,7 +272,7 @@ def forgotten(effects: Effects, roots: Mapping[str, Any]) -> Iterator[bool]:
         if record.kind in ("setattr", "setitem") and is_plain(record.value):
             target = record.place.find(roots)
             holder = target.__dict__ if record.kind == "setattr" else target
-            if isinstance(holder, dict) and is_plain(holder.get(record.key, _Unlike)) and holder[record.key] == record.value:
+            if isinstance(holder, dict) and same(holder.get(record.key, MISSING), record.value):
                 taken.append((holder, record.key, holder[record.key]))
                 dict.__setitem__(holder, record.key, _Unlike())
     try:
@@ -300,12 +302,7 @@ def outline(place: ObjectPath, roots: Mapping[str, Any]) -> Hashable:
         return None
     if len(found) > _OUTLINED:
         return len(found)
-    return tuple(item if is_plain(item) else type(item) for item in found)
-
-
-def cached(value: Any) -> Hashable:
-    """A cache's value as far as a branch of the step may depend on it: a plain value itself, of other objects their type."""
-    return (type(value), value) if is_plain(value) else torch.Tensor if isinstance(value, torch.Tensor) else type(value)
+    return tuple(map(look, found))
 
 
 def is_plain(value: Any) -> bool:

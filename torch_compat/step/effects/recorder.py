@@ -15,13 +15,13 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.effects.descriptions import VALUES
-from torch_compat.step.effects.effects import Effects, ObjectPath, Record, cached, is_plain, replace_contents
+from torch_compat.step.effects.effects import Effects, ObjectPath, Record, is_plain, replace_contents
 from torch_compat.step.host.batch_texts import TracedText, TracedTexts
 from torch_compat.step.host.calls import is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import same_state, set_state, state_of, use_of
-from torch_compat.step.values.marks import slots
+from torch_compat.step.values.marks import PLAIN, holds_the_same, look, same, slots
 from torch_compat.step.values.user_objects import MAX_ENTRIES, attributes_of, is_user_class, is_user_object
 from torch_compat.utilities.metric_types import is_metric_or_collection
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
@@ -226,7 +226,7 @@ class Recording:
                 set_state(generator, before)
                 self._drawn.append(use_of(generator, str(place)))
         for place, array, before in self._arrays:
-            if not same_values(array, before):
+            if not holds_the_same(array, before):
                 array[...] = before
                 self._overwritten.append(str(place))
         for seen in self._seen:
@@ -324,7 +324,7 @@ class Recording:
                 "not followed: a compiled step would change it only once"
             )
         before = next(seen.held.get(key) for seen in self._seen if seen.place == place)
-        return Record("setcache", place, key, filled, made, cached(before))
+        return Record("setcache", place, key, filled, made, look(before))
 
     def _template(self, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
         for leaf in pytree.tree_leaves(value):
@@ -415,13 +415,6 @@ def _kept(before: list[Any], now: list[Any], most: int | None) -> int | None:
     return None
 
 
-def same_values(array: np.ndarray, copy: np.ndarray) -> bool:
-    """Whether an array has the bytes of its copy."""
-    if array.flags.c_contiguous and array.dtype != object:
-        return np.array_equal(array.reshape(-1).view(np.uint8), copy.reshape(-1).view(np.uint8))
-    return array.tobytes() == copy.tobytes()
-
-
 def _is_in_cache(place: ObjectPath, key: Any) -> bool:
     return key in CACHES_OF_PARAMETERS or any(step[1] in CACHES_OF_PARAMETERS for step in place.steps if step[0] == "attr")
 
@@ -435,9 +428,9 @@ def _is_same_each_time(item: Any) -> bool:
 
 def _differs(before: Any, now: Any) -> bool:
     """Whether an attribute's value changed; containers that stayed the same object are compared on their own."""
-    if before is now:
+    if same(now, before):
         return False
-    if any(issubclass(type(leaf), _FROM_THE_STEP) for leaf in (before, *pytree.tree_leaves(now))):
+    if isinstance(before, PLAIN) or any(issubclass(type(leaf), _FROM_THE_STEP) for leaf in (before, *pytree.tree_leaves(now))):
         return True
     try:
         return bool(before != now)

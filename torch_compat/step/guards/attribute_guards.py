@@ -18,12 +18,13 @@ import torch
 
 from torch_compat.step.effects.recorder import CACHES_OF_PARAMETERS, note_written
 from torch_compat.step.guards import module_structure
-from torch_compat.step.guards.fingerprints import PRIMITIVES, Fingerprint, contents_of, fingerprint, same_object
+from torch_compat.step.guards.fingerprints import Fingerprint, contents_of, fingerprint
 from torch_compat.step.guards.identity_check import IdentityCheck
 from torch_compat.step.guards.one_shot_objects import holds_consumed, refuse
 from torch_compat.step.host.draws import GENERATORS, DrawRecorder
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.metrics.calls import metric_modules
+from torch_compat.step.values.marks import PLAIN, same
 
 _NOT_STATE = frozenset(
     {
@@ -137,7 +138,7 @@ class AttributeGuards:
         """Find what was changed past ``setattr`` since a step read it: in a ``__dict__``, in a dict of modules or of hooks."""
         module_structure.note_change()
         for where, value in self._read_values.items():
-            if where not in self._assigned and not same_object(self._value(where), value):
+            if where not in self._assigned and not same(self._value(where), value):
                 self._assigned.add(where)
                 self._changes += 1
 
@@ -147,7 +148,7 @@ class AttributeGuards:
         if held is None or (held.assigned == len(self._assigned) and not held.objects.changed()):
             return
         for where, value in held.values.items():
-            if where not in self._assigned and not same_object(self._value(where), value):
+            if where not in self._assigned and not same(self._value(where), value):
                 self._assigned.add(where)
                 self._changes += 1
         self._hold(step)
@@ -187,8 +188,8 @@ class AttributeGuards:
                 where = (path, name)
                 if where not in written and self._decides(path, name, value):
                     reads.add(where)
-                    own = isinstance(value, PRIMITIVES) and name in owner.__dict__  # not of its class
-                    if own and not same_object(self._read_values.setdefault(where, value), value):
+                    own = isinstance(value, PLAIN) and name in owner.__dict__  # not of its class
+                    if own and not same(self._read_values.setdefault(where, value), value):
                         self._assigned.add(where)
                     if self._tracer is not None:
                         return self._seen_by(step, where, value)
@@ -216,7 +217,7 @@ class AttributeGuards:
 
     def _decides(self, path: str, name: str, value: Any) -> bool:
         """Whether what a step read may decide about it. Of metrics only settings: their states are for themselves."""
-        return path not in self._metrics or (not name.startswith("_") and isinstance(value, PRIMITIVES))
+        return path not in self._metrics or (not name.startswith("_") and isinstance(value, PLAIN))
 
     @contextlib.contextmanager
     def reading(self, tracer: ScalarTracer, numbers: dict[str, Any]) -> Iterator[None]:

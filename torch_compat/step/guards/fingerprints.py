@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from torch_compat.step.values.marks import holds_the_same, mark
+from torch_compat.step.values.marks import PLAIN, holds_the_same, mark, same
 from torch_compat.step.values.user_objects import attributes_of
 
-PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
 _LARGE = 1000  # entries: a container of data, not of settings
 _LARGE_LIST = 10_000
@@ -58,7 +57,7 @@ class Fingerprint:
 
     def changed(self) -> bool:
         try:
-            if self.attribute is not None and not same_object(self.attribute[0].get(self.attribute[1]), self.attribute[2]):
+            if self.attribute is not None and not same(self.attribute[0].get(self.attribute[1]), self.attribute[2]):
                 return True
             if any(len(holder) != size for holder, size in self.sizes):
                 return True
@@ -67,16 +66,11 @@ class Fingerprint:
             return True
 
 
-def same_object(now: Any, before: Any) -> bool:
-    """Whether nothing was assigned: the same object, or an equal primitive, since Python may make another object for that."""
-    return now is before or (isinstance(now, PRIMITIVES) and mark(now) == mark(before))
-
-
 def contents_of(value: Any) -> Any:
     """The mutable container that holds the contents of ``value``: itself, or its ``__dict__``; None if there is none."""
     if isinstance(value, dict | list | set | deque):
         return value
-    if isinstance(value, (*PRIMITIVES, *_OPAQUE)) or _is_of_a_trainer(value):
+    if isinstance(value, (*PLAIN, *_OPAQUE)) or _is_of_a_trainer(value):
         return None
     return attributes_of(value)
 
@@ -92,7 +86,7 @@ def fingerprint(value: Any, depth: int = 0, *, tensors: bool = False) -> Hashabl
     Args:
         tensors: whether the tensors in a list or dict count; a step that only appends to a list does not depend on them.
     """
-    if isinstance(value, PRIMITIVES):
+    if isinstance(value, PLAIN):
         return mark(value)
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value), value._version)

@@ -104,13 +104,6 @@ class GlobalGuards:
         if view is None or view.structure is not self._structure.snapshot or view.changed():
             followed.refresh(self._view(step, followed, self._attributes(step)))
 
-    def rescan(self) -> None:
-        """Nothing more is found: all is compared by each :meth:`refresh`, or every so many of them."""
-
-    def facts(self, step: str) -> Mapping[str, str]:
-        """None: many names, in parts, of which few matter."""
-        return {}
-
     def skip(self, step: str, containers: Collection[int], entries: Collection[tuple[int, Any]] = ()) -> None:
         """``step`` itself fills these containers, which are given by their ids; to be called after each capture.
 

@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_compat.step.effects.recorder import same_values
 from torch_compat.step.guards.identity_check import IdentityCheck
 from torch_compat.step.guards.locations import Locations
-from torch_compat.step.values.marks import has_contents, holds_the_same, mark
+from torch_compat.step.values.marks import PLAIN, has_contents, holds_the_same, same
 from torch_compat.step.values.names import MISSING, Name
 from torch_compat.step.values.user_objects import attributes_of, is_user_class, is_user_object
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _DEPTH = 8
 LARGE = 1000  # entries: more are compared now and then only
 _OFTEN = 250  # entries that are compared at each look, on an average
@@ -93,12 +91,12 @@ class LargeObject:
 
     def differs(self) -> bool:
         """Whether any contents have changed."""
-        return any(unlike(holder, copy) for holder, copy in self.pairs)
+        return not all(holds_the_same(*pair) for pair in self.pairs)
 
     def equals(self, other: LargeObject) -> bool:
         """Whether the same holders held the same."""
         return len(self.pairs) == len(other.pairs) and all(
-            a is b and not unlike(one, two) for (a, one), (b, two) in zip(self.pairs, other.pairs, strict=True)
+            a is b and holds_the_same(one, two) for (a, one), (b, two) in zip(self.pairs, other.pairs, strict=True)
         )
 
 
@@ -175,15 +173,15 @@ class NamespaceSnapshot:
         """Whether anything differs from the snapshot. Cheap: called before every step."""
         for get, name, before in self._gets:
             now = get(name, MISSING)
-            if now is not before and not equal(now, before):
+            if now is not before and not same(now, before):
                 return True
         if self._held.changed() or self.recorded.changed():
             return True
         for _, holder, copy in self.contents:
-            if unlike(holder, copy):
+            if not holds_the_same(holder, copy):
                 return True
         for array, copy in self._arrays:
-            if not same_values(array, copy):
+            if not holds_the_same(array, copy):
                 return True
         return bool(self.wholes) and self._whole_changed()
 
@@ -217,7 +215,7 @@ class NamespaceSnapshot:
         return [
             (name, before)
             for name, before in self.names
-            if (now := name.holder.get(name.name, MISSING)) is not before and not equal(now, before)
+            if (now := name.holder.get(name.name, MISSING)) is not before and not same(now, before)
         ]
 
     def mutated(self) -> Iterator[str]:
@@ -225,7 +223,7 @@ class NamespaceSnapshot:
         pairs = [(text, holder, copy) for text, holder, copy in (*self.contents, *self.arrays)]
         pairs += [(whole.text, *pair) for whole in self.wholes for pair in whole.pairs]
         for text, holder, copy in pairs:
-            if unlike(holder, copy):
+            if not holds_the_same(holder, copy):
                 restore(holder, copy)
                 yield text
 
@@ -327,18 +325,6 @@ class _Slots(Mapping[str, Any]):
 
     def copy(self) -> dict[str, Any]:
         return dict(self)
-
-
-def equal(now: Any, before: Any) -> bool:
-    """Whether two plain values are."""
-    return type(now) is type(before) and isinstance(now, PLAIN) and mark(now) == mark(before)
-
-
-def unlike(holder: Any, copy: Any) -> bool:
-    """Whether a container or array differs from its copy; a NaN equals itself."""
-    if isinstance(holder, np.ndarray):
-        return not same_values(holder, copy)
-    return not holds_the_same(holder, copy)
 
 
 def restore(holder: Any, copy: Any) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,26 +26,6 @@ from torch_compat.step.guards.attribute_guards import AttributeGuards
 from torch_compat.step.guards.global_guards import GlobalGuards
 from torch_compat.step.host.scalars import ScalarTracer
 from xlatrain.bridge.jax_function import CallsJax
-
-
-class ChangeDetector(Protocol):
-    """A detector of changes of one part of the host that captured steps read."""
-
-    def refresh(self, step: str) -> None:
-        """Find what was changed since the last step in ways that are not followed; cheap where nothing was."""
-        ...
-
-    def rescan(self) -> None:
-        """Find what :meth:`refresh` is too cheap to find; a pass over batches begins."""
-        ...
-
-    def key(self, step: str) -> Hashable:
-        """A key that is equal while what ``step`` reads is the same."""
-        ...
-
-    def facts(self, step: str) -> Mapping[str, str]:
-        """The facts behind :meth:`key`, for people: a name as a user writes it → its value."""
-        ...
 
 
 class StepGuards:
@@ -69,7 +49,6 @@ class StepGuards:
         self._globals = GlobalGuards(module, roots, self._attributes.values, changed)
         self._restructured = restructured
         self._jax = [one for one in module.modules() if isinstance(one, CallsJax)]
-        self._detectors: tuple[ChangeDetector, ...] = (self._attributes, self._globals)
 
     def add_function(self, step: str, function: Callable[..., Any]) -> None:
         """Take ``function`` for the step, which is no method of the module's."""
@@ -95,8 +74,7 @@ class StepGuards:
 
     def rescan(self) -> None:
         """Find what the host changed in ways that are not followed; not for every step."""
-        for detector in self._detectors:
-            detector.rescan()
+        self._attributes.rescan()
 
     def key(self, step: str) -> Hashable:
         """A key of the values that select a program."""
@@ -121,7 +99,7 @@ class StepGuards:
 
     def facts(self, step: str) -> dict[str, str]:
         """The facts that ``step`` depends on, for people: a name as a user writes it → its value."""
-        return {name: value for detector in self._detectors for name, value in detector.facts(step).items()}
+        return self._attributes.facts(step)
 
     # -- around a capture ------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.step.host.batch_values import comparable
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 
 Path = tuple[Any, ...]
@@ -50,7 +51,7 @@ class BatchTexts:
         if len(path) > 1 and kind in (int, float):  # numbers at the top select the variant
             return HostScalar(self._tracer, lambda host_values: _find(host_values.others, path), _name(path), value)
         if len(path) > 1 and isinstance(value, bool | np.ndarray | np.generic):
-            self.read(path, "value", _fingerprint)
+            self.read(path, "value", comparable)
         return value
 
     def watch(self, value: Any) -> Any:
@@ -93,7 +94,7 @@ class BatchTexts:
         """Guard on the strings that went nowhere that is known."""
         for path in self._taken:
             if not any(path[: length + 1] in self._accounted for length in range(len(path))):
-                self.read(path, "value", _fingerprint)
+                self.read(path, "value", comparable)
 
 
 def _find(others: Any, path: Path) -> Any:
@@ -109,10 +110,6 @@ def _name(path: Path) -> str:
 
 def _keys(value: Any) -> Any:
     return tuple(value) if isinstance(value, Mapping) else None
-
-
-def _fingerprint(value: Any) -> Any:
-    return (value.shape, value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _length(value: Any) -> Any:
@@ -135,7 +132,7 @@ def _guarded(name: str) -> Any:
     original = getattr(str, name)
 
     def method(self: TracedText, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__["texts"].read(self.__dict__["path"], "value", _fingerprint)
+        self.__dict__["texts"].read(self.__dict__["path"], "value", comparable)
         return original(str.__str__(self), *args, **kwargs)
 
     return method
@@ -203,7 +200,7 @@ class TracedTexts(list):
         return [*other, *self]
 
     def __repr__(self) -> str:
-        self.texts.read(self.path, "value", _fingerprint)
+        self.texts.read(self.path, "value", comparable)
         return list.__repr__(self)
 
     def index(self, *args: Any) -> int:

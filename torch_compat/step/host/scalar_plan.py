@@ -25,9 +25,6 @@ class Guard:
     outcome: Hashable
     text: str
 
-    def holds(self, host_values: HostValues) -> bool:
-        return self.expression(host_values) == self.outcome
-
 
 @dataclass(frozen=True)
 class Assumption:

@@ -41,7 +41,7 @@ _CHECKS = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, At
 _STATE = frozenset({"_update_count", "_computed", "_forward_cache", "update_count", "update_called", "metric_state"})
 
 
-class MetricsImportedError(BaseException):
+class MetricsImportedError(BaseException):  # the import stands in the user's code, often in a try that expects it to fail
     """A step imports torchmetrics, for the first time: it must be imported before the step is captured."""
 
 

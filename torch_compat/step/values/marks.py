@@ -1,4 +1,8 @@
-"""Marks of values, to compare them with what they were: where marks are equal, Python cannot tell the values apart."""
+"""Marks of values, to compare them with what they were: where marks are equal, Python cannot tell the values apart.
+
+Whether something is as it was before is asked here alone: :func:`same` of two values, :func:`holds_the_same` of a container or
+array and its copy, :func:`mark` and :func:`contents` where the mark is what is kept.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,8 @@ from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import attributes_of
 
 _EQUAL = (torch.Size, torch.dtype, torch.device, torch.layout, np.dtype, range, slice)
+PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
+"""Classes whose objects are compared by value: Python may make another object of an equal one."""
 _PLAIN = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
 _VIEWS = type({}.keys()) | type({}.values())
 _LARGE = 1 << 22  # bytes of an array
@@ -67,6 +73,16 @@ def mark(value: Any) -> Hashable:
     if kind is types.MethodType:
         return ("method", id(value.__func__), Same(value.__self__))
     return Same(value)
+
+
+def same(now: Any, before: Any) -> bool:
+    """Whether a value is the one of before: the same object, or an equal one of :data:`PLAIN`."""
+    return now is before or (isinstance(now, PLAIN) and mark(now) == mark(before))
+
+
+def look(value: Any) -> Hashable:
+    """The mark of what a branch may depend on where values of tensors are not to be had: of other objects, their type."""
+    return mark(value) if isinstance(value, PLAIN) else torch.Tensor if isinstance(value, torch.Tensor) else type(value)
 
 
 def _pairs(items: Any) -> Hashable:
@@ -173,7 +189,14 @@ def of_result(value: Any, depth: int = 0) -> Hashable:
 
 
 def holds_the_same(holder: Any, copy: Any) -> bool:
-    """Whether a container holds what its copy does: the same objects in the same order, or numbers and texts that are alike."""
+    """Whether a container holds what its copy does: the same objects in the same order, or numbers and texts that are alike.
+
+    An array has the bytes of its copy, so that a NaN equals itself.
+    """
+    if isinstance(holder, np.ndarray):
+        if holder.flags.c_contiguous and holder.dtype != object:
+            return np.array_equal(holder.reshape(-1).view(np.uint8), copy.reshape(-1).view(np.uint8))
+        return holder.tobytes() == copy.tobytes()
     if len(holder) != len(copy):
         return False
     if isinstance(holder, Mapping):

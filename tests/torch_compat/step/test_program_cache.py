@@ -1,0 +1,195 @@
+"""The guards of a module's steps and the cache of its programs, without a Trainer, and with nothing for programs."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import pytest
+import torch
+from torch import Tensor
+
+from torch_compat.run.report import ExecutorLog
+from torch_compat.step.capture.cached_program import Built, CachedProgram
+from torch_compat.step.capture.step_capture import StepInputs, StepSpec, TraceContext
+from torch_compat.step.capture.user_steps import evaluation_body
+from torch_compat.step.effects.recorder import EffectRecorder
+from torch_compat.step.guards.step_guards import StepGuards
+from torch_compat.step.host.host_values import HostNumbers, HostValues
+from torch_compat.step.model_state import ModelState
+from torch_compat.step.optimizers.traced import OptimizerTrace
+from torch_compat.step.placed_batch import BatchForms
+from torch_compat.step.program_cache import ProgramCache
+from xlatrain.mesh.data import BatchPlacer
+from xlatrain.mesh.mesh import make_mesh
+from xlatrain.mesh.sharding import ShardingRules
+
+NAME = "validation_step"
+SCALE = {"outside": 1.0}
+
+
+class Net(torch.nn.Module):
+    """A module whose step reads an attribute, a global and its counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+        self.mode = "sum"
+        self.unread = 0
+
+    def validation_step(self, batch: Tensor, batch_idx: Any) -> Any:
+        found = self.layer(batch) * SCALE["outside"]
+        if batch_idx % 2 == 1:
+            found = found * 2
+        return found.sum() if self.mode == "sum" else found.mean()
+
+
+class Cache:
+    """A cache of the programs of a module, on one device.
+
+    Attributes:
+        built: how many programs were built.
+    """
+
+    def __init__(self) -> None:
+        mesh = make_mesh({"data": 1}, jax.devices()[:1])
+        self.module = Net()
+        self.model = ModelState(self.module, mesh, ShardingRules(), seed=0)
+        self.recorder = EffectRecorder({"self": self.module})
+        self.log = ExecutorLog()
+        self.programs = ProgramCache(self.model, {}, self.recorder.roots, self.log, lambda _: None)
+        self.forms = BatchForms(BatchPlacer(mesh))
+        self.built = 0
+
+    def lookup(self, batch_idx: int = 0, rows: int = 4) -> CachedProgram:
+        batch = self.forms.place(torch.zeros(rows, 3), True)
+        nothing = contextlib.nullcontext
+        context = TraceContext(self.model.live.traced_as, lambda *_: nothing(), nothing, lambda *_: nothing(OptimizerTrace()))
+
+        def inputs(host_values: HostValues) -> StepInputs:
+            leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.form.shapes]
+
+            def call(batch: Any, tracer: Any) -> Any:
+                return self.module.validation_step(batch, tracer.counter("batch_idx"))
+
+            params, buffers = self.model.params, self.model.buffers
+            return StepInputs(params, buffers, leaves, batch.spec, call, host_values, self.programs.reading)
+
+        def build(step: Any) -> Built:
+            self.built += 1
+            return Built(lambda *_: self.built)
+
+        spec = StepSpec(self.module, self.recorder, context, evaluation_body, inputs, grad=False)
+        host_values = HostValues(HostNumbers({"batch_idx": batch_idx}))
+        found = self.programs.lookup_or_capture(NAME, (), batch, host_values, spec, build)
+        found.runs += 1
+        return found
+
+
+@pytest.fixture
+def cache() -> Any:
+    made = Cache()
+    with made.programs.following():
+        yield made
+
+
+def test_one_program_serves_while_what_it_read_is_the_same(cache: Cache) -> None:
+    first = cache.lookup(0)
+    cache.module.unread = 5
+    assert cache.lookup(2) is first and cache.built == 1
+    assert cache.log.captures == cache.log.variants == 1
+
+
+def test_each_change_of_what_it_read_is_another_program_and_the_way_back_is_none(cache: Cache) -> None:
+    first, odd, long = cache.lookup(0), cache.lookup(1), cache.lookup(0, rows=6)
+    cache.module.mode = "mean"
+    mean = cache.lookup(0)
+    cache.module.mode = "sum"
+    back = cache.lookup(0)  # one more: now it is known that the host assigns it
+    SCALE["outside"] = 2.0
+    try:
+        scaled = cache.lookup(0)
+    finally:
+        SCALE["outside"] = 1.0
+    assert len({id(one) for one in (first, odd, long, mean, back, scaled)}) == cache.built == 6
+    assert cache.lookup(0) is back
+    cache.module.mode = "mean"
+    assert cache.lookup(0) is mean and cache.built == 6
+
+
+def test_what_was_changed_for_nothing_makes_no_program(cache: Cache) -> None:
+    first = cache.lookup(0)
+    SCALE["unread"] = 3.0
+    try:
+        assert cache.lookup(0) is first and cache.built == 1
+    finally:
+        del SCALE["unread"]
+
+
+def test_frozen_parameters_are_another_program(cache: Cache) -> None:
+    first = cache.lookup(0)
+    cache.module.layer.weight.requires_grad_(False)
+    assert cache.lookup(0) is not first
+    cache.module.layer.weight.requires_grad_(True)
+    assert cache.lookup(0) is first
+
+
+def test_a_step_that_is_no_more_has_no_programs(cache: Cache) -> None:
+    first = cache.lookup(0)
+    cache.programs.forget(NAME)
+    assert cache.lookup(0) is not first
+
+
+# -- guards -------------------------------------------------------------------------------------------------------------
+
+
+def test_keys_and_states_of_guards() -> None:
+    module, restructured = Net(), []
+    guards = StepGuards(module, {}, lambda: restructured.append(1))
+
+    def state() -> tuple[Any, Any]:
+        guards.refresh(NAME)
+        return guards.key(NAME), guards.state(NAME)
+
+    with guards.following():
+        with guards.capturing(NAME) as changed:
+            assert module.mode == "sum" and SCALE["outside"] == 1.0
+        assert changed == {}
+        first = state()
+        assert state() == first
+        module.unread = 9
+        assert state() == first
+        module.mode = "mean"
+        second = state()
+        assert second[0] != first[0] and second[1] == first[1]
+        assert "self.mode" in guards.facts(NAME)
+        module.mode = "sum"
+        assert state()[0] not in (second[0],)
+        SCALE["outside"] = 2.0
+        try:
+            assert state()[1] != first[1]
+        finally:
+            SCALE["outside"] = 1.0
+        assert state()[1] == first[1]
+        module.layer = torch.nn.Linear(3, 2)
+        guards.refresh(NAME)
+    assert restructured
+
+
+def test_numbers_that_the_host_changes_become_inputs_and_constants_again() -> None:
+    module = Net()
+    guards = StepGuards(module, {}, lambda: None)
+    with guards.following():
+        with guards.capturing(NAME):
+            assert module.unread == 0
+        module.unread = 4
+        guards.promote(NAME)
+        numbers: dict[str, Any] = {}
+        guards.fill(NAME, numbers)
+        assert numbers == {"self.unread": 4}
+        before = guards.key(NAME)
+        module.unread = 5
+        assert guards.key(NAME) == before
+        assert guards.demote(NAME) and not guards.demote(NAME)
+        assert guards.key(NAME) != before
