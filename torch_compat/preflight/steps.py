@@ -130,7 +130,7 @@ class AbstractExecutor(StepDispatcher):
         raise error
 
     def release(self, *, failed: bool = False) -> None:
-        strategy = self._trainer.strategy
+        strategy = self._run.strategy
         if strategy.placed is not None:
             strategy.placed.release(to_host=True)
             strategy.placed = None
