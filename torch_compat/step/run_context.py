@@ -14,7 +14,7 @@ from torch_compat.plugins.loss_scaling import LossScaling
 from torch_compat.run.batches import LoggedSize
 from torch_compat.run.hook_context import HookContext, HookedStrategy
 from torch_compat.step.effects.logged import LogRecorder
-from torch_compat.step.host.host_values import Counters
+from torch_compat.step.host.host_values import Counters, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.mesh_run import MeshRun
 from torch_compat.step.model_state import ModelState
@@ -141,7 +141,7 @@ class StepExecutor(Protocol):
     recorder: LogRecorder | None
     tracer: ScalarTracer | None
 
-    def counters(self, batch_idx: int) -> Any: ...
+    def counters(self, batch_idx: int) -> HostValues: ...
 
     def evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome: ...
 
