@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from tests import warm
 from torch_compat import LightningModule, Trainer
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -178,3 +182,15 @@ def test_decoding_that_stays_in_python_runs_eagerly_for_its_reason() -> None:
         found, log = predicted(model, batch, **options)
     assert "generate is given prompt_lookup_num_tokens" in log.fallback
     assert found == of_the_library(model, batch, **options)
+
+
+@pytest.mark.slow
+def test_a_policy_learns_of_what_it_generates_in_one_program(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    environment = {**os.environ, "XLATRAIN_REPORT": str(report), "XLATRAIN_EXECUTOR": "compiled"}
+    example = Path(__file__).parents[3] / "examples" / "grpo.py"
+    done = warm.run(warm.OURS, ["-m", "torch_compat", str(example)], env=environment, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(done.stdout.splitlines()[-1].removeprefix("60 steps, reward ")) > 0.9  # 0.5 at first
+    (run,) = json.loads(report.read_text())["runs"]
+    assert (run["executor"], run["mesh"]["data"], run["variants"]) == ("compiled", 8, 1)
