@@ -210,10 +210,21 @@ class MeshStrategy(Strategy):
         run.steps.log.fallback = reason
         bring_home(run.model, self._leave_mesh, reason)
 
-    def _fall_back(self, error: BridgeError) -> None:
-        if executor_choice() == "compiled" or not error.recoverable:
+    def _fall_back(self, error: Exception) -> None:
+        """Let stock run a step, and those after it, that could not be compiled or that raised while it was captured.
+
+        Raises:
+            Exception: ``error`` itself where it is another, or only compiled steps are wanted.
+        """
+        assert self._run is not None
+        if isinstance(error, BridgeError):
+            reason, recoverable = str(error), error.recoverable
+        else:  # what the step did before is done once more, eagerly
+            reason = f"the step raises {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            recoverable = self._run.steps.raised(error)
+        if executor_choice() == "compiled" or not recoverable:
             raise error
-        self._go_on_eagerly(str(error))
+        self._go_on_eagerly(reason)
 
     # -- steps -------------------------------------------------------------------------------------------------------------
 
@@ -223,7 +234,7 @@ class MeshStrategy(Strategy):
         if self._training is not None:
             try:
                 return self._training.training_step(args)
-            except BridgeError as error:
+            except Exception as error:
                 self._fall_back(error)
         return super().training_step(*args, **kwargs)
 
@@ -278,7 +289,7 @@ class MeshStrategy(Strategy):
             try:
                 run = self._run
                 outcome = run.evaluate(name, args)
-            except BridgeError as error:
+            except Exception as error:
                 self._fall_back(error)
             else:
                 run.give_logs(outcome)
