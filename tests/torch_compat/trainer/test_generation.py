@@ -24,7 +24,7 @@ from transformers import (
 from tests import warm
 from torch_compat import LightningModule, Trainer
 
-TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+TOKENS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
 class Generates(LightningModule):
@@ -53,14 +53,14 @@ def gpt2() -> Any:
 
 
 def llama() -> Any:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
     return spread(LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes, **heads, **TOKENS)))
 
 
 def t5() -> Any:
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    tokens = {"decoder_start_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
+    sizes: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    tokens: dict[str, Any] = {"decoder_start_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
     return spread(T5ForConditionalGeneration(T5Config(vocab_size=32, **sizes, **tokens)))
 
 
@@ -86,13 +86,13 @@ def of_the_library(model: Any, *batches: dict[str, torch.Tensor], **options: Any
 @pytest.mark.parametrize("make", [gpt2, t5])
 def test_greedy_search_is_a_loop_of_the_program(make: Any) -> None:
     model, batches = make(), (prompts(0, padded=True), prompts(1, padded=True))
-    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
     found, log = predicted(model, *batches, **options)
     assert found == of_the_library(model, *batches, **options)
     assert (log.fallback, log.variants) == (None, 1)
 
 
-ENDS = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": list(range(2, 10))}
+ENDS: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": list(range(2, 10))}
 
 
 class Tells(Generates):
@@ -149,7 +149,7 @@ def test_an_op_gets_sequences_as_long_as_they_are() -> None:
 def test_processors_of_a_generation_config_do_as_in_the_library() -> None:
     model, batch = gpt2(), prompts(padded=True)
     model.generation_config.update(repetition_penalty=1.3, no_repeat_ngram_size=2, min_new_tokens=6, forced_eos_token_id=2)
-    options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": [2, *range(10, 20)]}
+    options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": [2, *range(10, 20)]}
     found, log = predicted(model, batch, **options)
     assert (found, log.fallback) == (of_the_library(model, batch, **options), None)
 
@@ -157,7 +157,13 @@ def test_processors_of_a_generation_config_do_as_in_the_library() -> None:
 @pytest.mark.parametrize(("make", "early"), [(gpt2, True), (t5, False)])
 def test_beams_are_those_of_the_library(make: Any, early: bool) -> None:
     model, batch = make(), prompts(padded=True)
-    options = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": 2, "length_penalty": 1.5, "early_stopping": early}
+    options: dict[str, Any] = {
+        "max_new_tokens": 8,
+        "num_beams": 3,
+        "num_return_sequences": 2,
+        "length_penalty": 1.5,
+        "early_stopping": early,
+    }
     options["eos_token_id"] = [2, 5, 7]
     found, log = predicted(model, batch, **options)
     assert (found, log.fallback) == (of_the_library(model, batch, **options), None)
@@ -165,7 +171,7 @@ def test_beams_are_those_of_the_library(make: Any, early: bool) -> None:
 
 def test_samples_are_of_the_likeliest_and_differ_from_batch_to_batch() -> None:
     model, batch = llama(), prompts()
-    options = {"max_new_tokens": 8, "do_sample": True, "temperature": 3.0, "top_k": 2, "eos_token_id": None}
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "temperature": 3.0, "top_k": 2, "eos_token_id": None}
     found, log = predicted(model, batch, batch, devices=4, **options)
     assert (log.fallback, log.variants) == (None, 1)
     assert found[0] != found[1]
@@ -177,7 +183,7 @@ def test_samples_are_of_the_likeliest_and_differ_from_batch_to_batch() -> None:
 
 def test_decoding_that_stays_in_python_runs_eagerly_for_its_reason() -> None:
     model, batch = gpt2(), prompts(rows=1)
-    options = {"max_new_tokens": 8, "prompt_lookup_num_tokens": 2}
+    options: dict[str, Any] = {"max_new_tokens": 8, "prompt_lookup_num_tokens": 2}
     with pytest.warns(UserWarning, match="generate is given prompt_lookup_num_tokens"):
         found, log = predicted(model, batch, **options)
     assert "generate is given prompt_lookup_num_tokens" in log.fallback

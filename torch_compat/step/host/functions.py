@@ -73,13 +73,14 @@ def _decoding(calls: HostCalls, decode: Callable[..., Any]) -> Callable[..., Any
         if not is_traced(tokens) and type(tokens) is not HostFuture:
             return decode(tokenizer, tokens, *args, **kwargs)
         slot = calls.record(functools.partial(decode, tokenizer), (tokens, *args), kwargs, text=decode.__name__, pure=True)
-        many = is_traced(tokens) and tokens.ndim == 2
-        return HostFuture(calls, slot, like=[""] * len(_rows(tokens)) if many else "" if is_traced(tokens) else None)
+        if type(tokens) is HostFuture:
+            return HostFuture(calls, slot)
+        return HostFuture(calls, slot, like=[""] * len(_rows(tokens)) if tokens.ndim == 2 else "")
 
     return call
 
 
-def _rows(tensor: torch.Tensor) -> range:
+def _rows(tensor: Any) -> range:
     """The numbers of a tensor's rows, without a look at how many columns there are."""
     return range(len(tensor.whole if isinstance(tensor, Uncut) else tensor))
 
