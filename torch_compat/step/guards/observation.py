@@ -11,6 +11,7 @@ import io
 import operator
 import os
 import sys
+import traceback
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import PurePath
@@ -78,7 +79,7 @@ from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.marks import has_contents, inside, slots
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import attributes_of, is_user_class
-from xlatrain.bridge.errors import is_user_file
+from xlatrain.bridge.errors import is_user_file, user_line
 
 _DEPTH = 6
 _MOST = 1000  # entries: a container with more is data, followed by View if at all
@@ -112,6 +113,7 @@ class Observation:
         self._owned = set(map(id, roots))
         self._places = NotedPlaces(kept_changes)
         self._walked: dict[int, Any] = {}
+        self._filled: dict[int, tuple[Any, str]] = {}  # with the holder: an id must not be used twice
         self._types: set[type] = set()
         self._entered: set[str] = set()
         self._traced_caches: set[Any] = set()
@@ -250,7 +252,10 @@ class Observation:
 
     def fills(self, holder: Any) -> None:
         if type(holder) not in _TRANSPARENT and not isinstance(holder, _OPAQUE) and self._is_small(holder):
-            self._note(Contents(holder, f"the contents of a {type(holder).__name__}"), read=False)
+            if id(holder) not in self._filled:  # a line takes longer to find than a place
+                where = user_line(traceback.extract_stack()) or "the step"
+                self._filled[id(holder)] = holder, f"the contents of a {type(holder).__name__} ({where})"
+            self._note(Contents(*self._filled[id(holder)]), read=False)
 
     def call(self, function: Any) -> Any:
         kind = type(function)

@@ -130,7 +130,12 @@ def _total(x: torch.Tensor) -> int:
 
 
 def _bincount(call: Call, x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
-    size = max(minlength, ask(x, _one_more, "the largest value"))
+    try:
+        size = max(minlength, ask(x, _one_more, "the largest value"))
+    except UnknownValueError:
+        if not minlength or not x.numel() or _item(call, call(_aten.ge.Scalar, call(_aten.max.default, x), minlength)):
+            raise
+        size = minlength  # assumed, and checked: the first guess is False
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
     added = call(_aten.ones.default, x.shape, dtype=dtype) if weights is None else _cast(call, weights, dtype)
     return call(_aten.index_add.default, call(_aten.zeros.default, [size], dtype=dtype), 0, _cast(call, x, torch.int64), added)

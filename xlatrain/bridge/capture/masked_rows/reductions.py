@@ -104,6 +104,27 @@ def _most(func: Any, args: Any, kwargs: Any) -> Any:
     return func(x.filled(extreme(x, largest=func.__name__ in ("min", "amin"))), *args[1:], **kwargs)
 
 
+@rule_of("median")
+def _median(func: Any, args: Any, kwargs: Any) -> Any:
+    (x,) = args
+    if kwargs or not x.rows.is_floating_point():
+        return NotImplemented
+    ordered = x.filled(math.inf).flatten().sort().values
+    count = x.valid.sum() * (x.rows.numel() // x.rows.shape[x.axis])
+    middle = ordered.index_select(0, (count - 1).div(2, rounding_mode="floor").clamp(min=0).reshape(1)).reshape(())
+    return torch.where((count == 0) | x.filled(0).isnan().any(), math.nan, middle)
+
+
+@rule_of("bincount")
+def _bincount(func: Any, args: Any, kwargs: Any) -> Any:
+    x, weights, minlength = (*args, *[kwargs.get("weights"), kwargs.get("minlength", 0)][len(args) - 1 :])
+    if type(x) is not MaskedRows or (weights is not None and (type(weights) is not MaskedRows or not weights.is_beside(x))):
+        return NotImplemented
+    if weights is not None:
+        return func(x.rows, weights.filled(0), minlength)
+    return func(x.rows, x.valid.float(), minlength).to(torch.int64)
+
+
 @rule_of("argmax argmin")
 def _place_of_most(func: Any, args: Any, kwargs: Any) -> Any:
     x = args[0]
@@ -116,9 +137,9 @@ def _some(x: MaskedRows) -> bool:
     try:
         return ask(x.valid, lambda valid: bool(valid.any()), "whether any element is True")
     except UnknownValueError:
-        found = x.valid.any()
+        none = x.valid.any().logical_not()  # the first guess is False
     try:
-        return bool(assume(found, lambda: found.reshape(()).to(torch.int32)))
+        return not assume(none, lambda: none.reshape(()).to(torch.int32))
     except UnknownValueError:
         return False
 

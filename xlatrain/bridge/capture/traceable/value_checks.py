@@ -112,7 +112,7 @@ def _showing_what_is_no_class(one_hot: Callable[..., torch.Tensor]) -> Callable[
     @functools.wraps(one_hot)
     def encoded(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
         rows = one_hot(tensor, num_classes)
-        outside = (tensor < 0) | (tensor >= rows.shape[-1])
+        outside = (tensor < 0) | (tensor >= rows.size(-1))
         return torch.where(outside.unsqueeze(-1), torch.iinfo(rows.dtype).min, rows)
 
     return encoded
