@@ -139,6 +139,18 @@ def raises_in_the_closure_of_an_optimizer_step(run: Run) -> None:
 
 
 @case
+def a_size_of_the_batch_before_one_of_the_results(run: Run) -> None:
+    class Both(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            rows = int((batch[0][:, 0] > -9).sum())  # which alone is known
+            loss = super().training_step((batch[0][:rows], batch[1][:rows]), batch_idx)
+            self.log("kinds", float(len(torch.unique(self(batch[0]).detach().round()))))  # the reason
+            return loss
+
+    fit(run, Both())
+
+
+@case
 def entries_under_values_of_the_batch(run: Run) -> None:
     class Keeping(Regression):
         def __init__(self) -> None:

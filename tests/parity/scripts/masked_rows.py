@@ -120,7 +120,12 @@ def rows_that_go_back(run: Run) -> None:
         degree = torch.zeros(16).scatter_add_(0, target, torch.ones_like(target, dtype=torch.float))
         return (summed / degree.clamp(min=1)[:, None]).pow(2).mean() + most.mean()
 
-    fit(run, assigned, experts, places, edges)
+    def ranks(self: Selecting, x: Tensor, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        rank = torch.where(out.argsort(1, descending=True) == y[:, None])[1]
+        degree = torch.bincount(y[out[:, 0] > out[:, 0].mean()], minlength=4)
+        return (out * degree).pow(2).mean() + rank.float().median() + out[out > 0].min() + F.one_hot(y[mask], 4).float().mean()
+
+    fit(run, assigned, experts, places, edges, ranks)
 
 
 class Packing(pl.LightningModule):
