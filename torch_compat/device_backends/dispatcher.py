@@ -86,7 +86,7 @@ class DeviceSteps(EagerSteps):
                 total = moved[-1].shape[0]
             else:
                 moved.append(self._backend.put(leaf, PartitionSpec()))
-        logged = LoggedSize.of([leaf.shape for leaf in moved], spec.others)
+        logged = LoggedSize.of([leaf.shape for leaf in moved], spec)
         return HostBatch(spec.unflatten(moved), total if self._axes else size or 1, logged)
 
     @contextlib.contextmanager

@@ -96,7 +96,7 @@ class AbstractSteps(MeshStepRunner):
         )
         length = sequence_length([tuple(leaf.shape) for leaf, cut in zip(leaves, split, strict=True) if cut], self.mesh)
         arrays = [self._array(leaf, padded if cut else None, length) for leaf, cut in zip(leaves, split, strict=True)]
-        logged = LoggedSize.of([shape for shape, _ in shapes], spec.others)  # pyright: ignore[reportArgumentType]
+        logged = LoggedSize.of([shape for shape, _ in shapes], spec)  # pyright: ignore[reportArgumentType]
         return PlacedBatch(arrays, spec, BatchForm(spec.key, placed_rows, split, shapes, logged))  # pyright: ignore[reportArgumentType]
 
     def _array(self, leaf: torch.Tensor, rows: int | None, length: int | None) -> Any:

@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,16 +119,28 @@ class LoggedSize(NamedTuple):
     Attributes:
         rows: dim 0 of the batch's first tensor, 1 for a 0-d tensor and where there is none.
         is_ambiguous: whether other leaves say otherwise.
+        is_hidden: whether all tensors are in objects of which Lightning does not know that they hold some.
     """
 
     rows: int
     is_ambiguous: bool = False
+    is_hidden: bool = False
 
     @classmethod
-    def of(cls, shapes: Sequence[Sequence[int]], others: Sequence[Any] = ()) -> LoggedSize:
-        """The weight for a batch of tensors of these (global) shapes and of other leaves."""
+    def of(cls, shapes: Sequence[Sequence[int]], spec: BatchSpec) -> LoggedSize:
+        """The weight for a batch of this structure, whose tensors have these (global) shapes."""
         sizes = [shape[0] if shape else 1 for shape in shapes] or [1]
-        return cls(sizes[0], bool(others) or any(size != sizes[0] for size in sizes))
+        ambiguous = bool(spec.others) or any(size != sizes[0] for size in sizes)
+        return cls(sizes[0], ambiguous, bool(shapes) and not _is_shown(spec.key))
+
+
+@functools.lru_cache(maxsize=256)
+def _is_shown(key: Any) -> bool:
+    """Whether a tensor is in a container: something to iterate over, a dataclass; not in an object of another class alone."""
+    if key in (_TENSOR, _OTHER):
+        return key == _TENSOR
+    kind, children = key
+    return (issubclass(kind, Iterable) or dataclasses.is_dataclass(kind)) and any(_is_shown(child) for _, child in children)
 
 
 def take_rows(batch: Any, count: int) -> Any:

@@ -119,7 +119,7 @@ def _form(leaves: Sequence[torch.Tensor], spec: BatchSpec, placement: Placement)
         ((size, *leaf.shape[1:]) if split else tuple(leaf.shape), leaf.dtype)
         for leaf, split in zip(leaves, placement.split, strict=True)
     ]
-    logged = LoggedSize.of([shape for shape, _ in shapes], spec.others)
+    logged = LoggedSize.of([shape for shape, _ in shapes], spec)
     return BatchForm(spec.key, placement.rows, placement.split, tuple(shapes), logged)
 
 

@@ -199,7 +199,7 @@ class Results:
             for one in self._plans[key][1]:
                 one.metric.of_programs = True
                 if one.entry.options.batch_size is None:
-                    _warn_of_ambiguity(one.metric, batch_size)
+                    _check_size(one.metric, batch_size)
         self._pending.append(_Pending(self._plans[key][1], packed, batch_size, result_of, anew))
         if len(self._pending) > _READ_AHEAD:
             self._read_oldest(_READ_AHEAD // 2)
@@ -261,8 +261,8 @@ class Results:
             if self._batch is None:
                 return 1
             leaves, spec = flatten_batch(self._batch)
-            self.batch_size = LoggedSize.of([leaf.shape for leaf in leaves], spec.others)
-        _warn_of_ambiguity(metric, self.batch_size)
+            self.batch_size = LoggedSize.of([leaf.shape for leaf in leaves], spec)
+        _check_size(metric, self.batch_size)
         return self.batch_size.rows
 
     def begin_hook(self, hook: str) -> None:
@@ -360,9 +360,20 @@ class _Pending:
         return any(one.metric.hook == hook for one in self.bound)
 
 
-def _warn_of_ambiguity(metric: Metric, size: LoggedSize) -> None:
-    if size.is_ambiguous and metric.options.on_epoch and metric.options.reduce_fx == "mean" and metric.torchmetric is None:
-        warn_of_ambiguous_batch(size.rows)
+def _check_size(metric: Metric, size: LoggedSize) -> None:
+    """Warn of a batch whose size is ambiguous, where it is the weight of a value.
+
+    Raises:
+        MisconfigurationException: all tensors are in objects of a class of which nothing is known.
+    """
+    if metric.options.on_epoch and metric.options.reduce_fx == "mean" and metric.torchmetric is None:
+        if size.is_hidden:
+            raise MisconfigurationException(
+                "We could not infer the batch_size from the batch: its tensors are in objects of a class that is no container and "
+                "no dataclass. Say it with `self.log(..., batch_size=...)`, by which epoch means are weighted."
+            )
+        if size.is_ambiguous:
+            warn_of_ambiguous_batch(size.rows)
 
 
 def _single(name: str, value: Any) -> float:

@@ -85,7 +85,7 @@ class EagerSteps:
             batch = self._whole.gather(batch)
         self._is_whole = False
         leaves, spec = flatten_batch(batch)
-        logged = LoggedSize.of([leaf.shape for leaf in leaves], spec.others)
+        logged = LoggedSize.of([leaf.shape for leaf in leaves], spec)
         return HostBatch(self.put(batch), first_batch_size(leaves) or 1, logged)
 
     def evaluate(self, batch: HostBatch, step: Callable[[Any], Any], *, own_rows: bool = False) -> StepOutcome:

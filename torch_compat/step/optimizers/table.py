@@ -7,6 +7,7 @@ from collections.abc import Container, Hashable, Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -136,7 +137,7 @@ class TableOptimizer:
 
     def write_state(self, opt_state: OptimizerState) -> None:
         host = scalars_on_host(opt_state)  # of the groups as the last step had them, which may have changed since
-        for reader in self._readers:
+        for reader, group in zip(self._readers, self.optimizer.param_groups, strict=False):
             hidden = reader.rule.HIDDEN
             for param, name in reader.members():
                 values = host.get(name)
@@ -146,9 +147,9 @@ class TableOptimizer:
                     self.optimizer.state.pop(param, None)
                     continue
                 entry = self.optimizer.state[param]
-                for key, value in values.items():
+                for key in _names_in_order(reader.rule, group, values, param.ndim):
                     if key not in hidden:
-                        entry[key] = exported(value, None if key in reader.rule.SCALARS else param.dtype)
+                        entry[key] = exported(values[key], None if key in reader.rule.SCALARS else param.dtype)
 
     def _read(self) -> None:
         """Bring readers, numbers and key up to date with the optimizer's param groups."""
@@ -175,6 +176,19 @@ class TableOptimizer:
 
     def _pack_key(self) -> None:
         self._key = _Key((type(self.optimizer).__name__, *((reader.rule, reader.names) for reader in self._readers)))
+
+
+_orders: dict[tuple[UpdateRule, int], tuple[str, ...]] = {}
+
+
+def _names_in_order(rule: UpdateRule, group: Any, values: Mapping[str, Any], ndim: int) -> tuple[str, ...]:
+    """The names of a parameter's state in torch's order, which arrays that came through a program have lost."""
+    found = _orders.get((rule, ndim))
+    if found is None or set(found) != values.keys():
+        made: list[str] = []
+        jax.eval_shape(lambda param: made.extend(rule.init(param, group)), jax.ShapeDtypeStruct((1,) * ndim, jnp.float32))
+        found = _orders[rule, ndim] = (*(name for name in made if name in values), *(values.keys() - set(made)))
+    return found
 
 
 class _Key:
