@@ -45,7 +45,7 @@ from torch_compat.step.optimizers.traced import TracedOptimizers
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.run_context import RunContext
 from torch_compat.step.step_services import place_model, services_of
-from torch_compat.step.update.own_backward import after_hooks
+from torch_compat.step.update.own_backward import after_hooks, hook_before
 from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
 from torch_compat.utilities.host_collectives import replicated_eager
@@ -162,6 +162,7 @@ class StepDispatcher:
             )
         strategy = self._run.strategy
         model = self._place_model()
+        before_backward = hook_before(self._run)
         services = services_of(
             strategy,
             model,
@@ -171,7 +172,7 @@ class StepDispatcher:
             optimizers=lambda tracer, values: self._traced_optimizers.traced(tracer, values),
             compiling=self._tell_compiling,
             backward=self._captured_backward if self._backward_is_overridden() else None,
-            around_backward=lambda: after_hooks(self._run, self.recorder),
+            around_backward=lambda: after_hooks(self._run, before_backward, self.recorder),
             graphs=graphs_of(model.module).begin_run(),
         )
         if before is None:

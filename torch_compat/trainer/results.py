@@ -369,8 +369,8 @@ def _check_size(metric: Metric, size: LoggedSize) -> None:
     if metric.options.on_epoch and metric.options.reduce_fx == "mean" and metric.torchmetric is None:
         if size.is_hidden:
             raise MisconfigurationException(
-                "We could not infer the batch_size from the batch: its tensors are in objects of a class that is no container and "
-                "no dataclass. Say it with `self.log(..., batch_size=...)`, by which epoch means are weighted."
+                "We could not infer the batch_size from the batch: its tensors are in objects of a class that is no container "
+                "and no dataclass. Say it with `self.log(..., batch_size=...)`, by which epoch means are weighted."
             )
         if size.is_ambiguous:
             warn_of_ambiguous_batch(size.rows)

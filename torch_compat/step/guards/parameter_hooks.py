@@ -45,10 +45,15 @@ NO_HOOKS = HooksOf((), (), (), (), None)
 
 
 def hooks_of_tensor(tensor: torch.Tensor) -> tuple[_Hooks, _Hooks]:
-    """The hooks of a tensor itself."""
+    """The hooks of a tensor itself, without those of this package, by which Fabric knows of gradients of the host's."""
     with torch._C.DisableTorchFunctionSubclass():
         gradient, accumulated = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
-    return tuple((gradient or {}).values()), tuple((accumulated or {}).values())
+    own = "torch_compat."
+    gradient, accumulated = (
+        tuple(hook for hook in (held or {}).values() if not (getattr(hook, "__module__", None) or "").startswith(own))
+        for held in (gradient, accumulated)
+    )
+    return gradient, accumulated
 
 
 def node_of(tensor: torch.Tensor) -> Any:

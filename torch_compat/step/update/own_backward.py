@@ -17,18 +17,23 @@ if TYPE_CHECKING:
 _BEFORE = ("on_before_zero_grad", "optimizer_zero_grad", "on_before_backward")
 
 
+def hook_before(run: RunContext) -> str | None:
+    """The hook that somebody overrides, of those that come before a backward pass; a mock has it once it was asked."""
+    owners = (run.lightning_module, *run.callbacks)
+    return next((one for one in _BEFORE if any(call.has_own(one, owner) for owner in owners)), None)
+
+
 @contextlib.contextmanager
-def after_hooks(run: RunContext, recorder: LogRecorder | None) -> Iterator[None]:
+def after_hooks(run: RunContext, hook: str | None, recorder: LogRecorder | None) -> Iterator[None]:
     """A captured backward pass, whose Python runs before the hooks that come before it are called.
 
     Args:
+        hook: one of these, see :func:`hook_before`.
         recorder: of the capture; None: nothing is captured.
 
     Raises:
         CaptureError: there are such hooks, and the block has effects on the host, or reads what they may have changed.
     """
-    owners = (run.lightning_module, *run.callbacks)
-    hook = next((one for one in _BEFORE if any(call.has_own(one, owner) for owner in owners)), None)
     if hook is None or recorder is None:
         yield
         return
