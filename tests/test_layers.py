@@ -184,7 +184,7 @@ FOLDERS = {
         *("device_memory mesh_state step_services update", "eager mesh_step_runner", "optimization", "dispatcher"),
     ),
     "xlatrain.bridge": (
-        *("capturing converted_names errors patches tensor_parallel", "inference_mode parallelize random tensors"),
+        *("capturing converted_names errors patches tensor_parallel", "inference_mode parallelize random tensors torchscript"),
         *("graph_nodes jax_function jax_value pretrained", "loops", "capture", "lower", "lazy_init torch_function", "nnx_module"),
     ),
 }

@@ -16,6 +16,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
 from xlatrain.bridge.patches import patched
+from xlatrain.bridge.torchscript import scripting_with
 
 _MATHS = (
     *("exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "erf", "degrees", "radians", "fabs"),
@@ -34,25 +35,12 @@ def taking_host_scalars() -> Iterator[None]:
     functions += [
         (torch, name, _of_exact_size(getattr(torch, name))) for name in ("zeros", "ones", "empty", "rand", "randn", "roll")
     ]
-    functions.append((torch.jit, "script", _scripting([(owner, name, getattr(owner, name)) for owner, name, _ in functions])))
+    functions.append((torch.jit, "script", scripting_with([(owner, name, getattr(owner, name)) for owner, name, _ in functions])))
     for kind in (FunctionalTensor, FakeTensor):
         functions.append((kind, "new_tensor", _new_tensor))
         functions += [(kind, name, _of_exact_size(getattr(torch.Tensor, name))) for name in _SIZED]
     with patched(functions):
         yield
-
-
-def _scripting(originals: list[tuple[Any, str, Any]]) -> Callable[..., Any]:
-    """``torch.jit.script``, which reads the source of what a function calls: torch scripts functions of its own when the first
-    forward-mode derivative is taken (``torch.func.jvp``, ``hessian``), and packages do where a step imports them."""
-    script = torch.jit.script
-
-    @functools.wraps(script)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with patched(originals):
-            return script(*args, **kwargs)
-
-    return call
 
 
 def _mapped(function: Callable[..., float]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from xlatrain.bridge.capture.masked_rows import by_index as _by_index  # noqa: F
 from xlatrain.bridge.capture.masked_rows import reductions as _reductions  # noqa: F401
 from xlatrain.bridge.capture.masked_rows.masked_rows import REPLACED, MaskedRows, beside, exactly, take, valid_of
 from xlatrain.bridge.patches import patched
+from xlatrain.bridge.torchscript import scripting_with
 
 _TRACED = (FakeTensor, FunctionalTensor)
 _TORCH = f"{Path(torch.__file__).parent / '_'}"
@@ -167,6 +168,7 @@ def masked_rows() -> Iterator[None]:
             (torch, "argwhere", argwhere),
             (torch.Tensor, "argwhere", argwhere),
             (torch.autograd.Function, "apply", classmethod(apply_exactly)),
+            (torch.jit, "script", scripting_with([(torch, name, value) for name, value in originals.items()])),
         ]
     ):
         yield
