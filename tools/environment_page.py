@@ -17,7 +17,8 @@ _HEAD = """# Environment variables
 |---|---|
 """
 _TAIL = """
-The Trainer's arguments come from variables too, as in Lightning: `PL_TRAINER_MAX_EPOCHS=3`. `JAX_COMPILATION_CACHE_DIR`,
+The Trainer's arguments come from variables too, as in Lightning: `PL_TRAINER_MAX_EPOCHS=3`;
+`POSSIBLE_USER_WARNINGS=off` leaves out its warnings of what may be intended. `JAX_COMPILATION_CACHE_DIR`,
 `JAX_PLATFORMS` and `XLA_FLAGS` are JAX's.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich import get_console
+import rich
 from rich.table import Table
 
 from torch_compat.callbacks.model_summary import ModelSummary
@@ -54,6 +54,6 @@ class RichModelSummary(ModelSummary):
         grid.add_column()
         for label, value in totals.items():
             grid.add_row(f"[bold]{label}[/]: {value}")
-        console = get_console()
+        console = rich.get_console()  # asked for now: somebody may have replaced it
         console.print(table)
         console.print(grid)

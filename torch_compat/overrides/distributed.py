@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -58,15 +58,24 @@ class _IndexBatchSamplerWrapper:
         self.seen_batch_indices: list[list[int]] = []
         self.__dict__.update({name: value for name, value in vars(batch_sampler).items() if name != "seen_batch_indices"})
         self._batch_sampler = batch_sampler
+        self._iterator: Iterator[list[int]] | None = None
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Self:
         self.seen_batch_indices = []
-        for batch in self._batch_sampler:
-            self.seen_batch_indices.append(batch)
-            yield batch
+        self._iterator = iter(self._batch_sampler)
+        return self
+
+    def __next__(self) -> list[int]:
+        assert self._iterator is not None, "next() of a batch sampler before iter()"
+        batch = next(self._iterator)
+        self.seen_batch_indices.append(batch)
+        return batch
 
     def __len__(self) -> int:
         return len(self._batch_sampler)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_iterator": None}  # a generator cannot be pickled
 
 
 def _find_tensors(obj: Any) -> list[Tensor] | itertools.chain[Any]:

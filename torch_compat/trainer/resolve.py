@@ -10,7 +10,7 @@ from torch_compat.accelerators import Accelerator, AcceleratorRegistry
 from torch_compat.accelerators.accelerator import HARDWARE_MEMBERS
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
-from torch_compat.plugins.layer_sync import LayerSync
+from torch_compat.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
 from torch_compat.plugins.precision import Precision, make_precision
 from torch_compat.run import eras
 from torch_compat.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
@@ -60,7 +60,14 @@ class Plugins:
 
 
 def resolve(
-    strategy: Any, accelerator: Any, devices: Any, num_nodes: int, precision: Any, plugins: Any
+    strategy: Any,
+    accelerator: Any,
+    devices: Any,
+    num_nodes: int,
+    precision: Any,
+    plugins: Any,
+    *,
+    sync_batchnorm: bool = False,
 ) -> tuple[Strategy, Precision]:
     """The strategy, with its plugins and with the devices that the flags come to; and the precision.
 
@@ -70,7 +77,7 @@ def resolve(
         MisconfigurationException: an unknown or refused name, or flags that contradict each other.
         TypeError: a plugin that lacks a member which its role needs.
     """
-    given = sort_plugins(plugins)
+    given = sort_plugins(plugins, sync_batchnorm=sync_batchnorm)
     hub = accelerator if isinstance(accelerator, Accelerator) and accelerator.is_hub else None
     chosen = _one_strategy(strategy, given, hub)
     hardware, platform = _hardware(accelerator, hub)
@@ -97,11 +104,11 @@ def resolve(
     return made, _precision(made, given, precision, kind)
 
 
-def sort_plugins(plugins: Any) -> Plugins:
+def sort_plugins(plugins: Any, *, sync_batchnorm: bool = False) -> Plugins:
     """``Trainer(plugins=…)`` by kind.
 
     Raises:
-        MisconfigurationException: two of a kind.
+        MisconfigurationException: two of a kind; ``sync_batchnorm`` beside a user's own layer synchronisation.
         ArgumentTypeError: something that is no plugin.
     """
     found = Plugins()
@@ -124,6 +131,11 @@ def sort_plugins(plugins: Any) -> Plugins:
                 f"{type(plugin).__name__}; give one"
             )
         setattr(found, name, plugin)
+    if sync_batchnorm and not isinstance(found.layer_sync, TorchSyncBatchNorm | None):
+        raise MisconfigurationException(
+            f"You set `Trainer(sync_batchnorm=True)` and provided a `{type(found.layer_sync).__name__}` plugin, but this is not "
+            "allowed. Choose one or the other."
+        )
     return found
 
 

@@ -15,6 +15,7 @@ from torch_compat.device_backends.dispatcher import DeviceStepDispatcher
 from torch_compat.run import eras, profiling, report
 from torch_compat.run import hook_calls as call
 from torch_compat.run.first_error import run_all
+from torch_compat.run.profiling import profiled_hook
 from torch_compat.run.states import RunningStage, TrainerFn, TrainerStatus
 from torch_compat.step.device_memory import explained_shortage
 from torch_compat.step.dispatcher import StepDispatcher
@@ -196,7 +197,7 @@ def _prepare_data(trainer: Trainer) -> None:
         if owner is None or not call.is_overridden("prepare_data", owner):
             continue
         if trainer.is_global_zero or (owner.prepare_data_per_node and distributed.world().local_process_id == 0):
-            owner.prepare_data()
+            profiled_hook(trainer, owner, "prepare_data")()
     trainer.strategy.barrier("prepare_data")
 
 

@@ -20,6 +20,7 @@ from torch_compat.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
 from torch_compat.core.hparams import is_omegaconf
 from torch_compat.run import hook_calls as call
+from torch_compat.run.profiling import profiled_hook
 from torch_compat.run.states import TrainerFn
 from torch_compat.step import mesh_state
 from torch_compat.trainer import requeue, restarts
@@ -64,7 +65,7 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         trainer.precision_plugin.on_save_checkpoint(checkpoint)
     for owner in (module, trainer.datamodule):
         _dump_hparams(checkpoint, owner)
-    if trainer.datamodule is not None and (state := trainer.datamodule.state_dict()):
+    if trainer.datamodule is not None and (state := profiled_hook(trainer, trainer.datamodule, "state_dict")()):
         checkpoint[type(trainer.datamodule).__qualname__] = state
     if not weights_only:
         call.callback_hooks(trainer, "on_save_checkpoint", checkpoint)
@@ -230,7 +231,7 @@ def restore_modules(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
     """Weights of the module, state of datamodule and callbacks; before parameters are placed."""
     datamodule = trainer.datamodule
     if datamodule is not None and type(datamodule).__qualname__ in checkpoint:
-        datamodule.load_state_dict(checkpoint[type(datamodule).__qualname__])
+        profiled_hook(trainer, datamodule, "load_state_dict")(checkpoint[type(datamodule).__qualname__])
     module = trainer.lightning_module
     call.module_hook(trainer, "on_load_checkpoint", checkpoint)
     try:

@@ -19,7 +19,7 @@ from torch_compat.core.module import LightningModule
 from torch_compat.loggers.logger import Logger
 from torch_compat.profilers import Profiler
 from torch_compat.run import eras
-from torch_compat.run.profiling import make_profiler
+from torch_compat.run.profiling import action, make_profiler
 from torch_compat.run.states import RunningStage, TrainerFn, TrainerState
 from torch_compat.run.tracebacks import short_tracebacks
 from torch_compat.step.dispatcher import StepDispatcher
@@ -176,7 +176,9 @@ class Trainer(TrainerProperties):
         self._default_root_dir = os.getcwd() if default_root_dir is None else os.path.expanduser(os.fspath(default_root_dir))
 
         self.strategy: Strategy
-        self.strategy, chosen_precision = resolve(strategy, accelerator, devices, num_nodes, precision, plugins)
+        self.strategy, chosen_precision = resolve(
+            strategy, accelerator, devices, num_nodes, precision, plugins, sync_batchnorm=bool(sync_batchnorm)
+        )
         if chosen_precision.needs_x64:
             jax.config.update("jax_enable_x64", True)
 
@@ -401,7 +403,7 @@ class Trainer(TrainerProperties):
                 "Saving a checkpoint is only possible if a model is attached to the Trainer, which "
                 "`fit`, `validate`, `test` and `predict` do: call one of them first, or `trainer.strategy.connect(model)`."
             )
-        with self.run_time.account.span("save"):
+        with self.run_time.account.span("save"), action(self, "save_checkpoint"):
             checkpoint = state_io.dump(self, bool(weights_only))
             self.strategy.save_checkpoint(checkpoint, filepath, storage_options)
         if not weights_only:

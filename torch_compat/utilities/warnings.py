@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 
@@ -31,3 +32,6 @@ def _in_one_line(message: Warning | str, category: type[Warning], filename: str,
 
 
 warnings.formatwarning = _in_one_line
+
+if os.environ.get("POSSIBLE_USER_WARNINGS", "").lower() in ("0", "off"):
+    disable_possible_user_warnings()

@@ -441,3 +441,35 @@ def migrates() -> Any:
         attempt(lambda: migrate_checkpoint({"state_dict": {}, "pytorch-lightning_version": "9.0.0"})),
         attempt(lambda: migrate_checkpoint({"state_dict": {}})),
     ]
+
+
+@ask
+def sampler_of_batches() -> Any:
+    import pickle
+
+    from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
+    from torch.utils.data import BatchSampler, SequentialSampler
+
+    wrapped = _IndexBatchSamplerWrapper(BatchSampler(SequentialSampler(range(5)), 2, drop_last=False))
+    found = [len(wrapped), wrapped.batch_size, next(iter(wrapped)), next(wrapped), list(wrapped.seen_batch_indices)]
+    again = pickle.loads(pickle.dumps(wrapped))
+    return [*found, list(again), again.seen_batch_indices]
+
+
+@ask
+def layer_sync_beside_the_argument() -> Any:
+    from lightning.pytorch.plugins import LayerSync
+    from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+
+    class Own(LayerSync):
+        def apply(self, model: nn.Module) -> nn.Module:
+            return model
+
+        def revert(self, model: nn.Module) -> nn.Module:
+            return model
+
+    def made(plugin: LayerSync) -> str:
+        pl.Trainer(sync_batchnorm=True, plugins=[plugin], accelerator="cpu", devices=1, logger=False)
+        return "made"
+
+    return [attempt(lambda: made(Own())), attempt(lambda: made(TorchSyncBatchNorm()))]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_compat import Trainer
+from torch_compat import LightningDataModule, Trainer
 from torch_compat.demos import BoringModel
 from torch_compat.profilers import AdvancedProfiler, PassThroughProfiler, PyTorchProfiler, SimpleProfiler, XLAProfiler
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -54,6 +54,26 @@ def test_simple_profiler_counts_actions_and_writes_a_report(tmp_path: Path) -> N
     report = (tmp_path / "fit-report.txt").read_text()
     assert "FIT Profiler Report" in report
     assert "Num calls" in report and "|  run_training_epoch" in report
+
+
+def test_hooks_of_data_and_saves_are_recorded_under_stocks_names(tmp_path: Path) -> None:
+    class Data(LightningDataModule):
+        def prepare_data(self) -> None: ...
+
+        def train_dataloader(self) -> object:
+            return BoringModel().train_dataloader()
+
+        def state_dict(self) -> dict[str, int]:
+            return {"seen": 1}
+
+    profiler = SimpleProfiler()
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_steps=1, profiler=profiler, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(Marking(), datamodule=Data())
+    hooks = {f"[LightningDataModule]Data.{hook}" for hook in ("prepare_data", "train_dataloader", "state_dict")}
+    assert {*hooks, "save_checkpoint"} <= profiler.recorded_durations.keys()
 
 
 def test_advanced_profiler_with_nested_actions(tmp_path: Path) -> None:

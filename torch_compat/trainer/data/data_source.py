@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
 from torch_compat.run import hook_calls as call
+from torch_compat.run.profiling import profiled_hook
 from torch_compat.trainer.data.dataloaders import prepare_dataloader
 from torch_compat.trainer.data.epoch_batches import EpochBatches
 from torch_compat.trainer.data.workers import warn_of_workers
@@ -94,7 +95,7 @@ class DataSource:
         name = f"{self.prefix}_dataloader"
         call.old_hooks(self._trainer, f"on_{name}")
         if self._trainer.run_datamodule is not None:
-            loaders = getattr(self.owner, name)()
+            loaders = profiled_hook(self._trainer, self.owner, name)()
         else:
             loaders = call.module_hook(self._trainer, name)
         self._trainer.strategy.barrier(name)
