@@ -113,7 +113,7 @@ class Observation:
         self._owned = set(map(id, roots))
         self._places = NotedPlaces(kept_changes)
         self._walked: dict[int, Any] = {}
-        self._filled: dict[int, tuple[Any, str]] = {}  # with the holder: an id must not be used twice
+        self._filled: dict[int, str] = {}  # texts alone: whether the step made a holder is seen by who else holds it
         self._types: set[type] = set()
         self._entered: set[str] = set()
         self._traced_caches: set[Any] = set()
@@ -254,8 +254,8 @@ class Observation:
         if type(holder) not in _TRANSPARENT and not isinstance(holder, _OPAQUE) and self._is_small(holder):
             if id(holder) not in self._filled:  # a line takes longer to find than a place
                 where = user_line(traceback.extract_stack()) or "the step"
-                self._filled[id(holder)] = holder, f"the contents of a {type(holder).__name__} ({where})"
-            self._note(Contents(*self._filled[id(holder)]), read=False)
+                self._filled[id(holder)] = f"the contents of a {type(holder).__name__} ({where})"
+            self._note(Contents(holder, self._filled[id(holder)]), read=False)
 
     def call(self, function: Any) -> Any:
         kind = type(function)
