@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from xlatrain.mesh.mesh import make_mesh
 from xlatrain.step.optimizers.by_parameter import state_shardings
+from xlatrain.xla.compiler_options import compiler_options
 
 Arrays = Mapping[str, np.ndarray]
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -70,11 +71,13 @@ class FunctionalSide:
             params, state = self.functional.update(grads, state, params, hyper)
             return params, _pin_unlike_parameters(state, self.params)
 
-        self.program = jax.jit(program)
+        # As the programs of a step are: XLA:CPU's other schedule starts collectives beside each other, and threads may lack.
+        self.program = jax.jit(program, compiler_options=compiler_options(mesh_of(n_devices)))
 
     def step(self, noises: Arrays, without: Iterable[str] = ()) -> None:
         given = {name: None if name in without else value for name, value in noises.items()}
         self.params, self.state = self.program(self.params, self.state, given, self.functional.hyper())
+        jax.block_until_ready((self.params, self.state))
         self.functional.notify_step()
 
     def values(self) -> dict[str, np.ndarray]:
@@ -96,11 +99,15 @@ def _pin_unlike_parameters(state: Any, params: Mapping[str, jax.Array]) -> Any:
     }
 
 
+def mesh_of(n_devices: int) -> Mesh:
+    return make_mesh({"fsdp": n_devices}, jax.devices()[:n_devices])
+
+
 def place(values: Arrays, n_devices: int) -> dict[str, jax.Array]:
     """Parameters on a mesh, dim 0 split where it can be; on one device, whole."""
     if n_devices == 1:
         return {name: jax.device_put(value, jax.devices()[0]) for name, value in values.items()}
-    mesh = make_mesh({"fsdp": n_devices}, jax.devices()[:n_devices])
+    mesh = mesh_of(n_devices)
     specs = {name: PartitionSpec("fsdp") if value.ndim else PartitionSpec() for name, value in values.items()}
     return {name: jax.device_put(value, NamedSharding(mesh, specs[name])) for name, value in values.items()}
 

@@ -59,10 +59,6 @@ def loop_over_values(model: Model, loss: Tensor, x: Tensor) -> Tensor:
     return loss * sum(1 for value in x[:, 0].tolist() if value > 0)
 
 
-def boolean_index(model: Model, loss: Tensor, x: Tensor) -> Tensor:
-    return loss + x[x[:, 0] > 0].mean()
-
-
 def unique(model: Model, loss: Tensor, x: Tensor) -> Tensor:
     return loss + torch.unique(x.round()).sum()
 
@@ -114,11 +110,6 @@ def own_generator(model: Model, loss: Tensor, x: Tensor) -> Tensor:
     return loss + torch.rand(3, generator=model.generator).sum()
 
 
-def packed_sequence(model: Model, loss: Tensor, x: Tensor) -> Tensor:
-    lengths = torch.full((len(x),), x.shape[1])
-    return loss + torch.nn.utils.rnn.pack_padded_sequence(x[:, :, None], lengths, batch_first=True).data.sum()
-
-
 def missing_op(model: Model, loss: Tensor, x: Tensor) -> Tensor:
     return loss + torch.linalg.ldl_factor(x[:4] @ x[:4].T).LD.sum()
 
@@ -133,9 +124,7 @@ MISTAKES: dict[str, Any] = {
         "keep the value a tensor",
     ),
     "loop over values": (loop_over_values, r"for value in x\[:, 0\]\.tolist\(\)", r"a Python branch", "torch.where"),
-    "boolean index": (boolean_index, r"x\[x\[:, 0\] > 0\]", r"output shape depends on the values", "mask of fixed shape"),
     "unique": (unique, r"torch\.unique", r"output shape depends on the values", "mask of fixed shape"),
-    "packed sequence": (packed_sequence, r"rnn\.pack_padded_sequence", r"output shape depends on the values", "lengths - 1"),
     "numpy function": (numpy_function, r"np\.asarray\(x\.detach\(\)\)", r"is converted to numpy", "torch ops"),
     "metric as loss": (metric_as_loss, r"return model\.mean\(loss\)", r"the loss depends on this value", "in a hook"),
     "branch on a metric": (
