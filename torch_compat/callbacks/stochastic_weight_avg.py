@@ -65,7 +65,6 @@ class StochasticWeightAveraging(Callback):
         self._max_epochs = 0
         self._batch_norms: list[_BatchNorm] = []
         self._momenta: dict[_BatchNorm, float | None] = {}
-        self._pass: Any = None  # over an epoch that learns nothing
         self._accumulate_grad_batches = 1
         self._weights: AveragedWeights | None = None
         self._scheduler: SWALR | None = None
@@ -155,16 +154,15 @@ class StochasticWeightAveraging(Callback):
 
         if (
             self._batch_norms
-            and self._pass is None
+            and not trainer.fit_loop._skip_backward
             and trainer.state.fn == "fit"
             and not is_overridden("on_validation_model_zero_grad", pl_module)
         ):
             trainer.executor.forget_gradients()  # as that hook does by default
 
     def on_train_epoch_end(self, trainer: Trainer, *args: Any) -> None:
-        if self._pass is not None:
-            self._pass.finish()
-            self._pass = None
+        if trainer.fit_loop._skip_backward:
+            trainer.fit_loop._skip_backward = False
         elif self._batch_norms:
             trainer.executor.keep_gradients(False)
 
@@ -219,7 +217,7 @@ class StochasticWeightAveraging(Callback):
         self._accumulate_grad_batches = trainer.accumulate_grad_batches
         trainer.accumulate_grad_batches = int(trainer.fit_loop.max_batches)
         if trainer.lightning_module.automatic_optimization:
-            self._pass = trainer.executor.forward_only()
+            trainer.fit_loop._skip_backward = True
 
     @torch.no_grad()
     def _reset_batch_norms(self) -> None:

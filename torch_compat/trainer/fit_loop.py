@@ -30,6 +30,7 @@ from torch_compat.utilities.warnings import PossibleUserWarning
 from xlatrain.cluster.distributed import any_process
 
 if TYPE_CHECKING:
+    from torch_compat.step.optimization.forward_only import ForwardOnly
     from torch_compat.step.outcome import StepOutcome
     from torch_compat.trainer.trainer import Trainer
 
@@ -60,11 +61,13 @@ class FitLoop(LimitedFitLoop):
         self._ended_epoch = False  # whether the checkpoint was saved in the hooks at an epoch's end
         self._validated = False  # the validation that the current batch made due has begun
         self._none_given = WarningCache()
+        self._forward_only: ForwardOnly | None = None
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Train."""
+        self._forward_only = None  # of a run that ended within such an epoch
         try:
             self._train()
         finally:
@@ -429,6 +432,19 @@ class FitLoop(LimitedFitLoop):
             yield
         finally:
             self.progress.epoch += self._ended_epoch
+
+    @property
+    def _skip_backward(self) -> bool:
+        """Whether batches learn nothing, as in SWA's last epoch: ``training_step`` runs, and no backward pass."""
+        return self._forward_only is not None
+
+    @_skip_backward.setter
+    def _skip_backward(self, value: bool) -> None:
+        if self._forward_only is None:
+            self._forward_only = self._trainer.executor.forward_only() if value else None
+        elif not value:
+            self._forward_only.finish()
+            self._forward_only = None
 
     @property
     def is_inside(self) -> bool:
