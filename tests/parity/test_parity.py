@@ -201,7 +201,7 @@ EAGER_CASES = {
     "inside_the_closure_of_an_optimizer_step": "ContextVar",
     "inside_a_closure_while_gradients_accumulate": "ContextVar",
     "a_size_of_the_batch_before_one_of_the_results": "torch.unique",
-    "entries_under_values_of_the_batch": "fallbacks.py",
+    "entries_under_values_of_the_batch": "makes an entry of self.kept under a key that is a value of its own batch",
     "hooks_before_optimizer_steps_registered_late": "register_step_pre_hook",
     "forward_under_an_optimizer_without_gradients": "Closed.step",
     "python_in_the_step_of_an_optimizer": "Counting.step changes",
