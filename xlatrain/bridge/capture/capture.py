@@ -437,7 +437,7 @@ def _named_failures() -> Iterator[None]:
         (
             DynamicOutputShapeException,
             "an op's output shape depends on the values of tensors, and XLA needs static shapes",
-            "use a mask of fixed shape (torch.where, multiplication) instead of boolean indexing or nonzero",
+            "use a mask of fixed shape (torch.where, multiplication), or let x[mask] end in a sum, a mean or a loss",
         ),
         (UnsupportedOperatorException, "an op cannot be traced", "replace the op"),
         (UnsupportedFakeTensorException, "a tensor of a kind that cannot be traced is used", "use dense tensors"),
