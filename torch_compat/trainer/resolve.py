@@ -134,7 +134,7 @@ def sort_plugins(plugins: Any, *, sync_batchnorm: bool = False) -> Plugins:
     if sync_batchnorm and not isinstance(found.layer_sync, TorchSyncBatchNorm | None):
         raise MisconfigurationException(
             f"You set `Trainer(sync_batchnorm=True)` and provided a `{type(found.layer_sync).__name__}` plugin, but this is not "
-            "allowed. Choose one or the other."
+            "allowed: leave `sync_batchnorm` out, or the plugin"
         )
     return found
 
