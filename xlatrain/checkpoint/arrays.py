@@ -22,7 +22,7 @@ from xlatrain.checkpoint.agreement import TIMEOUT_S, Rendezvous
 from xlatrain.checkpoint.chunk_checksums import CHECKED
 from xlatrain.checkpoint.chunk_files import damaged_array, damaged_file
 from xlatrain.checkpoint.errors import CorruptCheckpointError
-from xlatrain.checkpoint.library_output import KeptBack
+from xlatrain.checkpoint.library_output import KeptBack, watch_reads
 from xlatrain.checkpoint.manifest import ArrayMetadata
 from xlatrain.checkpoint.readers import reader
 
@@ -212,6 +212,7 @@ def _read(directory: epath.Path, arguments: Mapping[str, ocp.RestoreArgs]) -> di
         return {}
     # The handler itself, not a Checkpointer: reading is then local to this process, with no barrier that a lone reader hangs at.
     handler = reader()
+    watch_reads()
     item = dict.fromkeys(arguments, 0)
     try:
         return handler.restore(

@@ -44,7 +44,7 @@ class KeptBack:
             logger.removeFilter(earlier)  # of a save that has failed
         if self._kept is not None:
             logger.addFilter(self._kept)
-            _Closed.watch()
+            _Late.watch()
 
     def end(self, *, saved: bool) -> None:
         """Print the errors that were kept if the writing has succeeded all the same; if not, its error says what is to be said.
@@ -60,19 +60,27 @@ class KeptBack:
                 logger.handle(record)
 
 
-class _Closed:
-    """In place of ``sys.unraisablehook``: TensorStore completes what Orbax has given up, into an event loop that is closed."""
+class _Late:
+    """In place of ``sys.unraisablehook``: TensorStore completes what Orbax has given up, into an event loop that is closed, or
+    with the error of one more part of an array that could not be read."""
 
     def __init__(self, before: Any) -> None:
         self._before = before
 
     @classmethod
     def watch(cls) -> None:
-        """For good: what is under way may end long after the save has failed."""
+        """For good: what is under way may end long after the save or the read has failed."""
         if not isinstance(sys.unraisablehook, cls):
             sys.unraisablehook = cls(sys.unraisablehook)
 
     def __call__(self, unraisable: Any) -> None:
-        error = unraisable.exc_value
-        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed" and unraisable.object is None):
+        text = str(unraisable.exc_value)
+        closed = text == "Event loop is closed" and unraisable.object is None
+        if not (closed or text.startswith("Encountered error while reading array index")):
             self._before(unraisable)
+
+
+def watch_reads() -> None:
+    """Parts of arrays that fail after the first are not printed: the error of the first says it."""
+    if not is_verbose():
+        _Late.watch()
