@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -28,10 +27,10 @@ from xlatrain.bridge.lazy_init import deferred_init
 from xlatrain.bridge.nnx_module import NnxTensors, Returned
 from xlatrain.bridge.tensors.dtypes import torch_dtype
 from xlatrain.bridge.tensors.host import from_numpy
-from xlatrain.step.jax_module import CounterWanted, JaxModule, StepTrace, attach, host_of
+from xlatrain.step.jax_module import CounterWanted, JaxModule, attach, host_of
+from xlatrain.step.jax_step import REFUSED, STEPS, accepted, has, trace_step, where
 from xlatrain.step.traced_init import InitialValue, trace_init
 
-STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 _STAGES = ("train", "validation", "test", "predict")
 _HOOKS = (
     *("prepare_data", "setup", "teardown", "configure_callbacks", "on_save_checkpoint", "on_load_checkpoint"),
@@ -39,18 +38,6 @@ _HOOKS = (
     *(f"on_{stage}{part}_{end}" for stage in _STAGES for part in ("", "_epoch", "_batch") for end in ("start", "end")),
     *("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
 )
-_REFUSED = {
-    "of gradients, which the compiled step has inside: transform them in the optimizer (optax.chain)": (
-        *("backward", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"),
-        *("optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "manual_backward"),
-    ),
-    "of torch's schedulers: a schedule is part of the optax transformation": ("lr_scheduler_step", "lr_schedulers"),
-    "of older versions of Lightning": (
-        *("training_epoch_end", "validation_epoch_end", "test_epoch_end", "configure_sharded_model", "training_step_end"),
-        *("validation_step_end", "test_step_end", "on_epoch_start", "on_epoch_end", "on_batch_start", "on_batch_end"),
-    ),
-    "of torch's modules": ("on_validation_model_eval", "on_validation_model_train", "on_test_model_eval", "on_test_model_train"),
-}
 
 
 class JaxHost(LightningModule, NnxTensors):
@@ -124,24 +111,24 @@ class JaxHost(LightningModule, NnxTensors):
         """
         user = self._user
         found = user.configure_optimizers()
-        where = _where(user, "configure_optimizers")
+        place = where(user, "configure_optimizers")
         if isinstance(found, Mapping) and set(found) == {"optimizer"}:
             found = found["optimizer"]
         if isinstance(found, optax.MultiSteps):
             found = found.gradient_transformation()
         if found is None:
-            rank_zero_warn(f"{where} returned None: this fit changes no weights")
+            rank_zero_warn(f"{place} returned None: this fit changes no weights")
             return None
         if not isinstance(found, optax.GradientTransformation):
             kinds = [type(one).__name__ for one in found] if isinstance(found, Sequence) else type(found).__name__
             raise MisconfigurationException(
-                f"{where} returned {kinds}; expected one optax transformation, with its schedules in it. Several optimizers are "
+                f"{place} returned {kinds}; expected one optax transformation, with its schedules in it. Several optimizers are "
                 "optax.multi_transform, by parameter; optimizers that take turns (a GAN) need a LightningModule, in which "
                 "torch_compat.jax_module(…) has the nnx modules, or xlatrain.step.engine"
             )
         if not any(True for _ in self.parameters()):
             raise MisconfigurationException(
-                f"{where} returned an optimizer, but {type(user).__name__} has no variables that match "
+                f"{place} returned an optimizer, but {type(user).__name__} has no variables that match "
                 f"trainable={type(user).trainable!r}, so there is nothing to train: make them nnx.Param in __init__"
             )
         return found
@@ -154,12 +141,11 @@ class JaxHost(LightningModule, NnxTensors):
                 f"{type(self._user).__name__}.{name}: the batch has leaves of type {', '.join(others)}; expected a pytree "
                 "of arrays (dicts, lists, tuples of tensors, numpy or JAX arrays). Leave the others out in collate_fn"
             )
-        accepted = _positional(self._user, name)
-        wanted = _COUNTERS[self].setdefault(name, ["batch_idx"] if accepted > 1 else [])
+        wanted = _COUNTERS[self].setdefault(name, ["batch_idx"] if accepted(type(self._user), name) > 1 else [])
         specs = list(map(spec_of, leaves))
         while True:
             key = (name, structure, tuple(wanted), dataloader_idx)
-            function = functools.partial(_traced_step, name, structure, len(leaves), tuple(wanted), accepted, dataloader_idx)
+            function = functools.partial(_traced_step, name, structure, len(leaves), tuple(wanted), dataloader_idx)
             try:
                 self.prepare(key, function, [*specs, *[_COUNTER] * len(wanted)])
                 break
@@ -200,7 +186,7 @@ class JaxHost(LightningModule, NnxTensors):
             # Whatever it is, a mistake of the user's comes up again below, in code that runs as it is written.
             module.configure_model()
             rank_zero_info(
-                f"{_where(module, 'configure_model')} cannot be traced, so the parameters are made on the host of each process: "
+                f"{where(module, 'configure_model')} cannot be traced, so the parameters are made on the host of each process: "
                 f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
             )
             return None
@@ -283,12 +269,12 @@ def _class_for(kind: type[JaxModule]) -> type[JaxHost]:
     """The class of hosts of such modules: it overrides what ``kind`` does, since the loop looks at what is overridden."""
     members: dict[str, Any] = {}
     for name in STEPS:
-        if _has(kind, name):
-            members[name] = _step_method(name, min(_accepted(kind, name), 3))
+        if has(kind, name):
+            members[name] = _step_method(name, min(accepted(kind, name), 3))
     for name in _HOOKS:
-        if _has(kind, name) and name != "on_before_batch_transfer":
+        if has(kind, name) and name != "on_before_batch_transfer":
             members[name] = _hook_method(name)
-    if _has(kind, "__call__"):
+    if has(kind, "__call__"):
         members["forward"] = lambda self, *args, **kwargs: NnxTensors.forward(self, *args, **kwargs)
     for name in members:
         members[name].__qualname__ = f"{kind.__qualname__}.{name}"
@@ -296,11 +282,11 @@ def _class_for(kind: type[JaxModule]) -> type[JaxHost]:
     return type(kind.__name__, (JaxHost,), {**members, "__module__": kind.__module__, "__qualname__": kind.__qualname__})
 
 
-def _step_method(name: str, accepted: int) -> Any:
+def _step_method(name: str, count: int) -> Any:
     """A step that takes as many arguments as the user's."""
-    if accepted == 1:
+    if count == 1:
         return lambda self, batch: self._run_step(name, batch, 0)
-    if accepted == 2:
+    if count == 2:
         return lambda self, batch, batch_idx: self._run_step(name, batch, batch_idx)
     return lambda self, batch, batch_idx, dataloader_idx=0: self._run_step(name, batch, batch_idx, dataloader_idx)
 
@@ -314,44 +300,21 @@ def _traced_step(
     structure: Any,
     size: int,
     wanted: tuple[str, ...],
-    accepted: int,
     dataloader_idx: int,
     module: Any,
     arrays: Sequence[Any],
 ) -> Returned:
     """A step of ``module`` while JAX traces it."""
     counters = dict(zip(wanted, arrays[size:], strict=True))
-    trace = StepTrace(counters)
-    indices = (counters.get("batch_idx"), dataloader_idx)[: max(accepted - 1, 0)]
-    with trace.running():
-        output = getattr(module, name)(jax.tree.unflatten(structure, arrays[:size]), *indices)
+    loss, output, traced = trace_step(module, name, jax.tree.unflatten(structure, arrays[:size]), counters, dataloader_idx)
     logged, values = [], []
-    for key, value, options in trace.logged:
+    for key, value, options in traced:
         is_array = isinstance(value, jax.Array)
         logged.append((key, _ARRAY if is_array else value, options))
         values += [value] if is_array else []
     training = name == "training_step"
-    losses: list[Any] = []
-    if training:
-        loss, output = (output.get("loss"), dict(output)) if isinstance(output, Mapping) else (output, {})
-        output.pop("loss", None)
-        _check_loss(loss, module)
-        losses.append(loss)
     leaves, shape = jax.tree.flatten(output)
-    return Returned(losses, [*values, *map(jnp.asarray, leaves)], (logged, shape, training))
-
-
-def _check_loss(loss: Any, module: Any) -> None:
-    """Raises:
-    TypeError: it is no floating scalar.
-    """
-    if isinstance(loss, jax.Array) and loss.shape == () and jnp.issubdtype(loss.dtype, jnp.floating):
-        return
-    found = f"{loss.dtype}{list(loss.shape)}" if isinstance(loss, jax.Array) else type(loss).__name__
-    raise TypeError(
-        f"{_where(module, 'training_step')} returned {found}; expected the loss, a floating scalar array, or a dict with 'loss': "
-        "take the mean over the batch"
-    )
+    return Returned([loss] if training else [], [*values, *map(jnp.asarray, leaves)], (logged, shape, training))
 
 
 def _refuse(module: JaxModule) -> None:
@@ -359,45 +322,21 @@ def _refuse(module: JaxModule) -> None:
     MisconfigurationException: the module overrides what only torch modules have.
     """
     kind = type(module)
-    for reason, names in _REFUSED.items():
+    for reason, names in REFUSED.items():
         for name in names:
             if hasattr(kind, name):
-                raise MisconfigurationException(f"{_where(module, name)}: a JaxModule has no such method, it is {reason}")
+                raise MisconfigurationException(f"{where(module, name)}: a JaxModule has no such method, it is {reason}")
     if not getattr(module, "automatic_optimization", True):
         raise MisconfigurationException(
             f"{kind.__name__}.automatic_optimization is False: a JaxModule has one optax transformation for all parameters, and "
             "no manual optimization. Use a LightningModule with torch_compat.jax_module(…), or xlatrain.step.engine"
         )
-    if not _has(kind, "training_step") and not any(_has(kind, name) for name in STEPS):
+    if not has(kind, "training_step") and not any(has(kind, name) for name in STEPS):
         raise MisconfigurationException(f"{kind.__name__} has none of the steps {', '.join(STEPS)}")
 
 
-def _has(kind: type, name: str) -> bool:
-    return callable(getattr(kind, name, None)) and getattr(kind, name) is not getattr(JaxModule, name, None)
-
-
 def _overrides(module: Any, name: str) -> bool:
-    return _has(type(module), name)
-
-
-def _accepted(kind: type, name: str) -> int:
-    """The number of positional arguments of a method, without ``self``."""
-    parameters = inspect.signature(getattr(kind, name)).parameters.values()
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return 3
-    return sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in parameters) - 1
-
-
-def _positional(module: Any, name: str) -> int:
-    return _accepted(type(module), name)
-
-
-def _where(module: Any, name: str) -> str:
-    """``file:line: Class.method`` of a method of the user's."""
-    function = getattr(type(module), name)
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    place = "" if code is None else f"{code.co_filename}:{code.co_firstlineno}: "
-    return f"{place}{type(module).__name__}.{name}"
+    return has(type(module), name)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -12,6 +12,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -124,6 +126,40 @@ class Engine:
     def module(self, state: TrainState) -> Any:
         """The module with the arrays of ``state``, for inference. The next step deletes them: make it again after one."""
         return self._module(state.params, state.buffers)
+
+    def write(self, module: Any, state: TrainState) -> None:
+        """Give the variables of a module of :meth:`module` the arrays of ``state``, which the next step deletes."""
+        nnx.update(module, *(_with_values(*pair) for pair in ((self._params, state.params), (self._buffers, state.buffers))))
+
+    def read(self, module: Any, state: TrainState) -> TrainState:
+        """``state`` with what was written into the module's variables since :meth:`write`, on the shards of this engine.
+
+        Raises:
+            ValueError: a variable has another shape or dtype than it had, or there are others than there were.
+        """
+        _, params, buffers = nnx.split(module, self._trainable, ...)
+        return dataclasses.replace(
+            state,
+            params=_placed_like(_values(params), state.params, self._shardings.params),
+            buffers=_placed_like(_values(buffers), state.buffers, self._shardings.buffers),
+        )
+
+    def buffers_of(self, module: Any) -> dict[str, Any]:
+        """The arrays of a module's buffers, by name."""
+        _, _, buffers = nnx.split(module, self._trainable, ...)
+        return _values(buffers)
+
+    def with_buffers(self, state: TrainState, changed: Mapping[str, Any]) -> TrainState:
+        """``state`` with other values of some buffers, on the shards of this engine."""
+        return dataclasses.replace(
+            state, buffers=_placed_like({**state.buffers, **changed}, state.buffers, self._shardings.buffers)
+        )
+
+    def with_structure(self, graphdef: Any) -> Engine:
+        """This engine for modules with other plain attributes: the graph definition of ``nnx.split(module, trainable, ...)``."""
+        other = copy.copy(self)
+        other._graphdef = graphdef
+        return other
 
     def place(self, batches: Iterable[Any], prefetch_depth: int = 1) -> Iterator[GlobalBatch]:
         """Make global arrays of the batches (pytrees of numpy arrays, this process's rows), a little ahead of their use."""
@@ -314,6 +350,22 @@ _MEMORY_ADVICE = (
 
 def _values(state: nnx.State) -> dict[str, Any]:
     return {name: variable.get_value() for name, (_, variable) in by_name(state).items()}
+
+
+def _placed_like(now: Mapping[str, Any], before: Mapping[str, Any], shardings: Mapping[str, Any]) -> dict[str, Any]:
+    """``before`` with the arrays of ``now`` that are others."""
+    if now.keys() != before.keys():
+        raise ValueError(f"the module has the variables {sorted(now)}, and had {sorted(before)}: make all of them in __init__")
+    placed = dict(before)
+    for name, value in now.items():
+        if value is before[name]:
+            continue
+        if (value.shape, value.dtype) != (before[name].shape, before[name].dtype):
+            raise ValueError(
+                f"{name!r} was given {value.dtype}{list(value.shape)}; expected {before[name].dtype}{list(before[name].shape)}"
+            )
+        placed[name] = jax.device_put(value, shardings[name])
+    return placed
 
 
 def _with_values(variables: Mapping[str, tuple[tuple[Any, ...], Any]], values: Mapping[str, Any]) -> nnx.State:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -47,7 +47,7 @@ class ModuleVariables:
                     f"{type(module).__name__}.{name} is a parameter of dtype {value.dtype}, which has no gradient; expected a "
                     "floating dtype. Make it an nnx.Variable of another kind"
                 )
-        self._statics = list(_containers(module, set()))
+        self._attributes = PlainAttributes(module)
 
     def values(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The present arrays of parameters and buffers, by name."""
@@ -66,7 +66,8 @@ class ModuleVariables:
     def seen(self, module: Any) -> SeenModule:
         """The structure and the values of a module of :meth:`build`, before a step runs on it."""
         graphdef, _, buffers = nnx.split(module, self._trainable, ...)
-        return SeenModule(graphdef, {name: variable.get_raw_value() for name, (_, variable) in by_name(buffers).items()})
+        values = {name: variable.get_raw_value() for name, (_, variable) in by_name(buffers).items()}
+        return SeenModule(graphdef, values, PlainAttributes(module))
 
     def changed(self, module: Any, before: SeenModule) -> dict[str, Any]:
         """The arrays of those buffers that a step on a module of :meth:`build` has changed.
@@ -74,6 +75,7 @@ class ModuleVariables:
         Raises:
             StructureError: it has other variables or attributes than before.
         """
+        before.attributes.check_contents()
         now = self.seen(module)
         if now.graphdef != before.graphdef or now.buffers.keys() != before.buffers.keys():
             raise StructureError(_difference(self.build_first(), module))
@@ -97,10 +99,7 @@ class ModuleVariables:
 
     def unchanged(self) -> bool:
         """Whether every plain attribute of the module, and of those below it, is what it was: some 0.3 µs for each module."""
-        try:
-            return all(now == then for now, then in self._statics)
-        except ValueError:  # an array in place of another object
-            return False
+        return self._attributes.unchanged()
 
     def annotations(self) -> dict[str, PartitionSpec]:
         """The shardings that the module itself gives its parameters (``nnx.with_partitioning``)."""
@@ -114,10 +113,37 @@ class SeenModule(NamedTuple):
     Attributes:
         graphdef: its structure and plain attributes.
         buffers: their values, as the module has them.
+        attributes: what is no variable.
     """
 
     graphdef: Any
     buffers: dict[str, Any]
+    attributes: PlainAttributes
+
+
+class PlainAttributes:
+    """The attributes of a module, and of those below it, that are no variables, as they are now."""
+
+    def __init__(self, module: nnx.Module) -> None:
+        self._containers = list(_containers(module, "self", set()))
+
+    def unchanged(self) -> bool:
+        """Whether every attribute is what it was, and holds what it held."""
+        try:
+            return all(now == then for _, now, then in self._containers)
+        except ValueError:  # an array in place of another object
+            return False
+
+    def check_contents(self) -> None:
+        """Raises:
+        StructureError: a step has changed a list, dict or set in place: names the attribute.
+        """
+        for path, now, then in self._containers:
+            if path is not None and _items_differ(now, then):
+                raise StructureError(
+                    f"{path} is a {type(now).__name__} that a step changes, and a step runs without its Python once it is "
+                    f"traced: make it a variable in __init__ (nnx.Variable(…)) and write {path}[...] = …, or change it in a hook"
+                )
 
 
 class StructureError(TypeError):
@@ -165,27 +191,35 @@ def _key_impl(keys: Any) -> Any:
     return found[0]
 
 
-def _containers(value: Any, seen: set[int]) -> Iterator[tuple[Any, Any]]:
-    """Yield the dicts and lists of plain values below ``value``, each with a copy as it is now."""
+def _containers(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str | None, Any, Any]]:
+    """Yield the dicts, lists and sets below ``value``: its path (None: a module's own), itself, a copy as it is now."""
     if id(value) in seen or isinstance(value, nnx.Variable | jax.Array | np.ndarray):
         return
     seen.add(id(value))
     if isinstance(value, nnx.Pytree):
         members = vars(value)
-        yield members, dict(members)
-        inner: Any = [member for name, member in members.items() if not name.startswith("_pytree__")]
-    elif isinstance(value, dict):
-        yield value, dict(value)
-        inner = value.values()
-    elif isinstance(value, list | set):
-        yield value, copy.copy(value)
-        inner = value
+        yield None, members, dict(members)
+        inner = [(f"{path}.{name}", member) for name, member in members.items() if not name.startswith("_pytree__")]
+    elif isinstance(value, dict | list | set):
+        yield path, value, copy.copy(value)
+        inner = [(f"{path}[{key!r}]", member) for key, member in _items(value)]
     elif isinstance(value, tuple):
-        inner = value
+        inner = [(f"{path}[{index}]", member) for index, member in enumerate(value)]
     else:
         return
-    for member in inner:
-        yield from _containers(member, seen)
+    for below, member in inner:
+        yield from _containers(member, below, seen)
+
+
+def _items_differ(now: Any, then: Any) -> bool:
+    try:
+        return now != then
+    except (ValueError, jax.errors.TracerBoolConversionError):  # an array that was not there
+        return True
+
+
+def _items(container: dict[Any, Any] | list[Any] | set[Any]) -> Iterable[tuple[Any, Any]]:
+    return container.items() if isinstance(container, dict) else enumerate(container)
 
 
 def _difference(before: Any, after: Any, path: str = "self") -> str:

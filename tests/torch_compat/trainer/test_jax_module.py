@@ -38,7 +38,7 @@ from torch_compat.cli import LightningCLI
 from torch_compat.loggers import CSVLogger
 from torch_compat.strategies import MeshStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.bridge.jax_function import ImpureFunctionError
+from xlatrain.step.purity import ImpureFunctionError
 from xlatrain.step.variables import StructureError
 
 
@@ -269,6 +269,16 @@ class _AssignsBelow(Regression):
         return self.loss(batch)
 
 
+class _Appends(Regression):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = {"counts": [0]}
+
+    def training_step(self, batch: Any, batch_idx: Any) -> jax.Array:
+        self.seen["counts"].append(1)
+        return self.loss(batch)
+
+
 class _Impure(Regression):
     def training_step(self, batch: Any, batch_idx: Any) -> jax.Array:
         return self.loss(batch) * (time.perf_counter() % 1)  # float32 has no microseconds of an uptime
@@ -322,6 +332,7 @@ class _Nothing(xlatrain.JaxModule):
         (_Leaks, ImpureFunctionError, "keeps an array of its trace"),
         (_Assigns, StructureError, r"test_jax_module.py:\d+\n  assigns self.last"),
         (_AssignsBelow, StructureError, r"self.norm.seen was"),
+        (_Appends, StructureError, r"self.seen\['counts'\] is a list that a step changes"),
         (_Impure, ImpureFunctionError, "not compute the same each time"),
         (_AsksTrainer, RuntimeError, r"test_jax_module.py:\d+\n  self.trainer is of the host"),
         (_Branches, jax.errors.TracerBoolConversionError, "boolean conversion"),
