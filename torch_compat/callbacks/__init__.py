@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch_compat.callbacks.batch_size_finder import BatchSizeFinder
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.checkpoint import Checkpoint
+from torch_compat.callbacks.corruption_check import SilentDataCorruptionCheck
 from torch_compat.callbacks.device_stats_monitor import DeviceStatsMonitor
 from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.callbacks.finetuning import BackboneFinetuning, BaseFinetuning
@@ -49,6 +50,7 @@ __all__ = [
     "ProgressBar",
     "RichModelSummary",
     "RichProgressBar",
+    "SilentDataCorruptionCheck",
     "SpikeDetection",
     "StochasticWeightAveraging",
     "TQDMProgressBar",

@@ -358,6 +358,19 @@ class Fabric(Reports, Checkpoints):
             plain, own, max_norm=max_norm, norm_type=norm_type, error_if_nonfinite=error_if_nonfinite
         )
 
+    def check_replicas(self, where: str = "in a loop of Fabric's") -> None:
+        """Compare bit by bit what data-parallel devices hold of modules and optimizers (silent data corruption); all processes
+        call it, every so many steps and before :meth:`save`. What is split over all devices has no replica and is not compared.
+
+        Args:
+            where: in the loop, for the error: ``f"at step {step}"``.
+
+        Raises:
+            SilentDataCorruptionError: names the devices, their hosts and the arrays.
+            MisconfigurationException: there are no several devices, or nothing has run on them yet.
+        """
+        self._model.check_replicas(where)
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision's forward context, for computations outside of a module."""
         return self._strategy.precision.forward_context()

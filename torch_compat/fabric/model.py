@@ -36,7 +36,9 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import to_torch
 from torch_compat.utilities.host_collectives import replicated_eager
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.mesh.mesh import in_words
 from xlatrain.step.device_memory import explained_shortage
+from xlatrain.step.replicas import ReplicaCheck
 
 _T = TypeVar("_T")
 
@@ -74,6 +76,7 @@ class MeshModel:
         self._running = contextlib.ExitStack()
         self._entry: dict[str, Any] | None = None
         self._anchors: list[Any] = []
+        self._replicas: ReplicaCheck | None = None
         self.whole: WholeBatches | None = None
         if self.on_host and strategy.layout.processes > 1:
             self._be_one_world()
@@ -130,6 +133,18 @@ class MeshModel:
     def placed(self) -> ModelState | None:
         """The arrays, if anything is on the mesh."""
         return None if self._steps is None else self._steps.model
+
+    def check_replicas(self, where: str) -> None:
+        """Compare what devices hold of parameters, buffers and optimizer state; see :meth:`Fabric.check_replicas`."""
+        placed, mesh = self.placed, self._strategy.mesh
+        if placed is None or mesh.devices.size == 1:
+            what = f"the mesh has {in_words(mesh)}" if mesh.devices.size == 1 else "nothing has run on the mesh yet"
+            raise MisconfigurationException(
+                f"check_replicas compares the replicas of several devices, and {what}: leave it out here"
+            )
+        if self._replicas is None:
+            self._replicas = ReplicaCheck(mesh)
+        self._replicas.check(placed.state, where)
 
     def explained_shortage(self) -> contextlib.AbstractContextManager[None]:
         """Explain a shortage of device memory in the block: the error says what takes the memory, and what to change."""

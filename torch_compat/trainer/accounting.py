@@ -31,12 +31,14 @@ class RunTime:
         account: where the loops book their time.
         announced: whether the run has said how its steps run.
         compiled_before: seconds that programs of the sanity check took, captured and compiled.
+        replica_checks: of a ``SilentDataCorruptionCheck``: how many there were, what they took and could not check.
     """
 
     def __init__(self) -> None:
         self.account = Account(told=self._progress)
         self.announced = False
         self.compiled_before = 0.0
+        self.replica_checks: dict[str, Any] = {}
         self._began = time.time()
         self._ledger: Ledger | None = None
         self._fit = 0
@@ -71,6 +73,7 @@ class RunTime:
         return {
             "seconds": {kind: round(spent, 3) for kind, spent in seconds.items()},
             "goodput": round(seconds["step"] / sum(seconds.values()), 4),
+            **({"replica_checks": self.replica_checks} if self.replica_checks else {}),
         }
 
     def end(self, trainer: Trainer, outcome: str) -> None:

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 from torch_compat.callbacks.batch_size_finder import BatchSizeFinder
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.checkpoint import Checkpoint
+from torch_compat.callbacks.corruption_check import VARIABLE as SDC_CHECK
+from torch_compat.callbacks.corruption_check import SilentDataCorruptionCheck
 from torch_compat.callbacks.lr_finder import LearningRateFinder
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.model_summary import ModelSummary
-from torch_compat.callbacks.non_finite_guard import VARIABLE, NonFiniteGuard
+from torch_compat.callbacks.non_finite_guard import VARIABLE as NON_FINITE
+from torch_compat.callbacks.non_finite_guard import NonFiniteGuard
 from torch_compat.callbacks.progress import ProgressBar, RichProgressBar
 from torch_compat.callbacks.rich_model_summary import RichModelSummary
 from torch_compat.callbacks.timer import Timer
@@ -82,8 +85,10 @@ def make_callbacks(given: Any, options: Options) -> list[Callback]:
     _add_timer(callbacks, options)
     _add_progress_bar(callbacks, options)
     _add_model_summary(callbacks, options)
-    if (action := os.environ.get(VARIABLE)) and not any(isinstance(callback, NonFiniteGuard) for callback in callbacks):
+    if (action := os.environ.get(NON_FINITE)) and not any(isinstance(callback, NonFiniteGuard) for callback in callbacks):
         callbacks.append(NonFiniteGuard(action))  # pyright: ignore[reportArgumentType]  it checks
+    if (steps := os.environ.get(SDC_CHECK)) and not any(isinstance(one, SilentDataCorruptionCheck) for one in callbacks):
+        callbacks.append(SilentDataCorruptionCheck(int(steps) if steps.isdecimal() else steps))  # pyright: ignore[reportArgumentType]  it checks
     callbacks.extend(external_callbacks("lightning.pytorch.callbacks_factory"))
     _check_unique(callbacks)
     return in_order(callbacks)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_compat.callbacks.corruption_check import check_before_save
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
@@ -45,6 +46,7 @@ VERSION = "2.6.6"
 def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
     """The checkpoint dict of the run as it stands; tensors are live views of what is on the mesh."""
     trainer.executor.look()
+    check_before_save(trainer)
     module = trainer.lightning_module
     ours = {"counters": trainer.fit_loop.counters(), "written": trainer.fit_loop.state_dict()}
     checkpoint: dict[str, Any] = {

@@ -33,6 +33,7 @@ OURS = {
     "XLATRAIN_REPORT": "file that says what really ran",
     "XLATRAIN_RESUME_SINCE": "set by `xlatrain launch --max-restarts`: a fit continues from the newest checkpoint written since",
     "XLATRAIN_ROLL_LAYERS": "from how many copies on repeated layers become a loop",
+    "XLATRAIN_SDC_CHECK": "optimizer steps from one check that replicas hold the same bits to the next (silent data corruption)",
     "XLATRAIN_SECRET": "set by `xlatrain launch`: what the processes of one run prove to each other; the same on all of them",
     "XLATRAIN_TPU_KERNELS": "0: attention on TPUs is XLA's own, never a kernel; interpret: the kernels by XLA, on any device",
     "XLATRAIN_VERBOSE": "1: whole tracebacks, and all that libraries print while a checkpoint is saved",

@@ -32,6 +32,7 @@ from torch_compat.callbacks import (
     ModelSummary,
     NonFiniteGuard,
     OnExceptionCheckpoint,
+    SilentDataCorruptionCheck,
     Timer,
 )
 from torch_compat.cli import LightningCLI
@@ -400,6 +401,7 @@ def test_callbacks_that_work_run_together(tmp_path: Path) -> None:
         ModelSummary(2),
         NonFiniteGuard(),
         OnExceptionCheckpoint(tmp_path / "failed"),
+        SilentDataCorruptionCheck(2),
         Timer("00:01:00:00"),
     ]
     module = Regression()
