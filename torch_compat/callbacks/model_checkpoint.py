@@ -364,8 +364,8 @@ class ModelCheckpoint(CheckpointPaths):
 
     def _missing_monitor(self, candidates: dict[str, Tensor]) -> str:
         return (
-            f"`ModelCheckpoint(monitor={self.monitor!r})`: no metric of that name was logged, only {list(candidates)}."
-            f" Call `self.log({self.monitor!r}, ...)` in the LightningModule, or monitor one of these."
+            f"`ModelCheckpoint(monitor={self.monitor!r})` could not find the monitored key in the returned metrics: "
+            f"{list(candidates)}. Call `self.log({self.monitor!r}, ...)` in the LightningModule, or monitor one of these."
         )
 
     def _save_monitor_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:

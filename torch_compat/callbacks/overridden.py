@@ -40,6 +40,5 @@ def _base_of(instance: object) -> type[object]:
         if isinstance(instance, base):
             return base
     raise ValueError(
-        "Expected a LightningModule, a LightningDataModule or a Callback, or an explicit `parent`;"
-        f" found {type(instance).__name__}."
+        f"Expected a parent, or a LightningModule, a LightningDataModule or a Callback; found {type(instance).__name__}."
     )

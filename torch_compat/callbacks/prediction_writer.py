@@ -51,7 +51,7 @@ class BasePredictionWriter(Callback):
     def __init__(self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch") -> None:
         if write_interval not in set(WriteInterval):
             raise MisconfigurationException(
-                f"{type(self).__name__}(write_interval={write_interval!r}): expected one of {', '.join(WriteInterval)}."
+                f"`write_interval` should be one of {[str(one) for one in WriteInterval]}; found {write_interval!r}"
             )
         self.interval = WriteInterval(write_interval)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.callback import Callback
+from torch_compat.utilities.durations import to_timedelta
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
 
-_DURATION = re.compile(r"(?P<days>\d+):(?P<hours>\d\d):(?P<minutes>\d\d):(?P<seconds>\d\d)")
 _STAGES = ("train", "sanity_check", "validate", "test", "predict")
 
 
@@ -54,7 +53,7 @@ class Timer(Callback):
             raise MisconfigurationException(
                 f"Unsupported parameter value `Timer(interval={interval})`. Possible choices are: step, epoch"
             )
-        limit = _parse_duration(duration)
+        limit = None if duration is None else to_timedelta(duration, "`Timer(duration={!r})` is not a valid duration")
         self._duration = None if limit is None else limit.total_seconds()
         self._interval = interval
         self._verbose = verbose
@@ -130,17 +129,6 @@ class Timer(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._offset = state_dict.get("time_elapsed", {}).get("train", 0)
-
-
-def _parse_duration(duration: str | timedelta | dict[str, int] | None) -> timedelta | None:
-    if isinstance(duration, str):
-        match = _DURATION.fullmatch(duration.strip())
-        if match is None:
-            raise MisconfigurationException(
-                f"`Timer(duration={duration!r})` is not a valid duration: expected 'DD:HH:MM:SS', as '00:12:00:00'."
-            )
-        return timedelta(**{unit: int(number) for unit, number in match.groupdict().items()})
-    return timedelta(**duration) if isinstance(duration, dict) else duration
 
 
 def _checked(stage: str) -> str:

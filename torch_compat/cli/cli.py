@@ -225,7 +225,7 @@ class LightningCLI:
         """Parse the command line, or what was given instead, into ``self.config``."""
         if args is not None and len(sys.argv) > 1:
             rank_zero_warn(
-                "LightningCLI(args=…) is read instead of the command line, but both were given: the command line's"
+                "LightningCLI's args parameter is read instead of the command line, but both were given: the command line's"
                 f" {sys.argv[1:]} is ignored; args={args}"
             )
         self.config: Any = parser.parse_object(args) if isinstance(args, dict | Namespace) else parser.parse_args(args)

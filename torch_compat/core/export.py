@@ -23,7 +23,7 @@ def export_onnx(module: LightningModule, file_path: Any, input_sample: Any, **kw
         ModuleNotFoundError: a package is missing.
         ValueError: neither a path nor ``dynamo=True``; no sample of the input.
     """
-    _need("onnx", "`LightningModule.to_onnx()` requires `onnx` to be installed.")
+    _need("onnx", f"`{type(module).__name__}.to_onnx()` requires `onnx` to be installed.")
     if kwargs.get("dynamo", False):
         _need("onnxscript", "`LightningModule.to_onnx(dynamo=True)` requires `onnxscript` to be installed.")
     elif file_path is None:

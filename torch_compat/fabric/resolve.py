@@ -34,7 +34,7 @@ def resolve(
     wanted = chosen.mesh_strategy if isinstance(chosen, Strategy) else chosen
     if isinstance(chosen, Strategy):
         plugins = _with_plugins_of(chosen, precision, plugins)
-    mesh, made_precision = trainer_resolve.resolve(wanted, accelerator, devices, num_nodes, precision, plugins)
+    mesh, made_precision = trainer_resolve.resolve(wanted, accelerator, devices, num_nodes, precision, plugins, owner="Fabric")
     if mesh.launcher is not None:
         raise MisconfigurationException(
             f"Fabric(strategy={strategy!r}) would start processes itself, which Fabric does not: one process drives all devices "

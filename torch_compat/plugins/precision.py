@@ -191,7 +191,7 @@ class MixedPrecision(Precision):
 
     def __init__(self, precision: str, device: str = "cpu", scaler: LossScaler | torch.amp.GradScaler | None = None) -> None:
         if precision not in ("bf16-mixed", "16-mixed"):
-            raise ValueError(f"precision {precision!r}; MixedPrecision takes 'bf16-mixed' or '16-mixed'")
+            raise ValueError(f"Passed `MixedPrecision(precision={precision!r})`. Precision must be '16-mixed' or 'bf16-mixed'")
         if scaler is not None and precision == "bf16-mixed":
             raise MisconfigurationException(
                 "`precision='bf16-mixed'` does not use a scaler: bfloat16 has float32's range; leave it out"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torch_compat.utilities.durations import to_timedelta
 from torch_compat.utilities.exceptions import ArgumentTypeError, ArgumentValueError, MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info
 
@@ -53,7 +54,11 @@ def check(given: Mapping[str, Any]) -> Options:
     _check_counts(given)
     _set_determinism(given["deterministic"])
     values = {name: given[name] for name in Options.__annotations__ if name in given}
-    values["max_time"] = None if given["max_time"] is None else to_timedelta(given["max_time"], "max_time")
+    values["max_time"] = (
+        None
+        if given["max_time"] is None
+        else to_timedelta(given["max_time"], "`Timer(duration={!r})` is not a valid duration of max_time")
+    )
     if given["barebones"]:
         _apply_barebones(given, values)
     _apply_defaults(values)
@@ -136,7 +141,9 @@ def _check_counts(given: Mapping[str, Any]) -> None:
         raise MisconfigurationException(f"`reload_dataloaders_every_n_epochs` should be an int >= 0, got {reload_every!r}.")
     every = given["check_val_every_n_epoch"]
     if every is not None and (not isinstance(every, int) or every < 1):
-        raise MisconfigurationException(f"`check_val_every_n_epoch` should be a positive integer or None, found {every!r}.")
+        raise MisconfigurationException(
+            f"`check_val_every_n_epoch` should be an integer, found {every!r}: a positive integer, or None"
+        )
     interval = given["val_check_interval"]
     if every is None and isinstance(interval, float):
         raise MisconfigurationException(
@@ -225,7 +232,7 @@ def _val_check(interval: Any) -> tuple[int | float, float | None]:
     if interval is None:
         return 1.0, None
     if isinstance(interval, str | timedelta | dict):
-        return 1.0, to_timedelta(interval, "val_check_interval").total_seconds()
+        return 1.0, to_timedelta(interval, "Invalid time format for `val_check_interval`: {!r}").total_seconds()
     return _batches_limit(interval, "val_check_interval"), None
 
 
@@ -242,7 +249,7 @@ def _batches_limit(value: Any, name: str) -> int | float:
     if value >= 0 and float(value).is_integer():
         return int(value)
     raise MisconfigurationException(
-        f"You have passed invalid value {value} for {name}: expected a part in [0.0, 1.0] or an int, a number of batches"
+        f"You have passed invalid value {value} for {name}, it has to be in [0.0, 1.0] or an int: a part, or a number of batches"
     )
 
 
@@ -277,26 +284,3 @@ def _apply_overfit(values: dict[str, Any]) -> None:
     if values["overfit_batches"] > 0:
         values["limit_train_batches"] = values["overfit_batches"]
         values["limit_val_batches"] = values["overfit_batches"]
-
-
-def to_timedelta(value: Any, name: str) -> timedelta:
-    """A duration given as ``"DD:HH:MM:SS"``, keyword arguments of ``timedelta``, or a ``timedelta``.
-
-    Raises:
-        MisconfigurationException: none of these.
-    """
-    if isinstance(value, timedelta):
-        return value
-    if isinstance(value, str):
-        parts = value.split(":")
-        if len(parts) == 4 and all(part.strip().isdigit() for part in parts):
-            days, hours, minutes, seconds = map(int, parts)
-            return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-    elif isinstance(value, Mapping):
-        try:
-            return timedelta(**value)
-        except TypeError as error:
-            raise ArgumentTypeError(f"{name}={value!r}: {error}") from error
-    raise MisconfigurationException(
-        f"{name}={value!r}: expected 'DD:HH:MM:SS' (e.g. '00:12:00:00' for 12 hours), a timedelta, or a dict of its arguments"
-    )

@@ -40,8 +40,8 @@ def check_platform(accelerator: str) -> str | None:
         raise ArgumentValueError(f"accelerator={accelerator!r} of 1.x is a strategy since 1.5: use strategy='ddp'")
     if accelerator not in _PLATFORMS:
         raise ArgumentValueError(
-            f"You selected an invalid accelerator name: `accelerator={accelerator!r}`. Choose one of "
-            f"{', '.join(map(repr, _PLATFORMS))}"
+            f"You selected an invalid accelerator name: `accelerator={accelerator!r}`. Available names are: "
+            f"{', '.join(_PLATFORMS)}"
         )
     return _PLATFORMS[accelerator]
 
@@ -61,6 +61,8 @@ def find_devices(
     devices: int | str | Sequence[int],
     num_nodes: int,
     environment: ClusterEnvironment | None = None,
+    *,
+    owner: str = "Trainer",
 ) -> list[Any]:
     """The devices of a run, over all processes. Joins the world and starts JAX's backend, if that has not happened.
 
@@ -69,11 +71,12 @@ def find_devices(
         devices: a count or indices per process, or ``"auto"`` / -1 for all.
         num_nodes: expected number of processes, 1 where it was not given; checked if it is more.
         environment: says which world this process joins; None: what started it.
+        owner: ``"Trainer"`` or ``"Fabric"``, to which the arguments were given.
 
     Raises:
         MisconfigurationException: fewer devices or processes than asked for, no such platform, or GPUs that only torch sees.
     """
-    wanted = _parse(devices)
+    wanted = _parse(devices, platform, owner)
     if _described:
         return list(_described[-1])
     if not _backend_started():
@@ -86,14 +89,14 @@ def find_devices(
         if platform in (None, "cpu") and wanted is not None and (need := _needed(wanted)) > 1:
             _ask_for_cpu_devices(need)
     compilation_cache.enable()
-    _join(environment, wanted, num_nodes)
+    _join(environment, wanted, num_nodes, owner)
     malloc.keep_freed()
     found = _devices_of(platform)
     _check_not_overlooked(platform, found)
     processes = sorted({device.process_index for device in found})
     if num_nodes > 1 and num_nodes != len(processes):
         raise MisconfigurationException(
-            f"Trainer(num_nodes={num_nodes}), but {len(processes)} process(es) joined. Start one process per host, e.g. "
+            f"{owner}(num_nodes={num_nodes}), but {len(processes)} process(es) joined. Start one process per host, e.g. "
             f"`xlatrain launch --processes {num_nodes} …`, torchrun or srun"
         )
     picked = [device for process in processes for device in _pick(wanted, [d for d in found if d.process_index == process])]
@@ -101,7 +104,7 @@ def find_devices(
     return picked
 
 
-def _join(environment: ClusterEnvironment | None, devices: int | list[int] | None, num_nodes: int) -> None:
+def _join(environment: ClusterEnvironment | None, devices: int | list[int] | None, num_nodes: int, owner: str) -> None:
     """Join the world that the cluster environment, or else the launcher of this process, describes."""
     if environment is None:
         distributed.initialize()
@@ -111,7 +114,7 @@ def _join(environment: ClusterEnvironment | None, devices: int | list[int] | Non
     if not environment.creates_processes_externally:
         if num_nodes > 1:
             raise MisconfigurationException(
-                f"Trainer(num_nodes={num_nodes}): {type(environment).__name__} says that nobody started the other processes; "
+                f"{owner}(num_nodes={num_nodes}): {type(environment).__name__} says that nobody started the other processes; "
                 "start one on each host (`xlatrain launch`, torchrun, srun), or use strategy='ddp_spawn' on one host"
             )
         distributed.initialize()
@@ -144,7 +147,7 @@ def _place_of_launcher() -> cluster.ProcessPlace:
         return cluster.ALONE
 
 
-def _parse(devices: object) -> int | list[int] | None:
+def _parse(devices: object, platform: str | None, owner: str) -> int | list[int] | None:
     """A count, a list of indices, or None for all.
 
     Raises:
@@ -152,9 +155,13 @@ def _parse(devices: object) -> int | list[int] | None:
     """
     if devices in ("auto", -1, "-1"):
         return None
-    expected = f"devices={devices!r}: expected a positive number, a list of indices, 'auto' or -1"
     if devices in (0, "0", []) and not isinstance(devices, bool):
-        raise ArgumentValueError(expected)
+        raise ArgumentValueError(
+            f"`{owner}(devices={devices!r})` value is not a valid input using {platform or 'auto'} accelerator: expected a "
+            "positive number, a list of indices, 'auto' or -1"
+        )
+    kind = {"gpu": "CUDAAccelerator", "tpu": "TPUAccelerator"}.get(platform or "", "CPUAccelerator")
+    expected = f"`devices` selected with `{kind}` should be an int > 0, a list of indices, 'auto' or -1; found {devices!r}"
     if isinstance(devices, bool) or (isinstance(devices, int) and devices < 1):
         raise ArgumentTypeError(expected)
     if isinstance(devices, int):
@@ -165,7 +172,7 @@ def _parse(devices: object) -> int | list[int] | None:
             return int(parts[0]) if len(parts) == 1 and "," not in devices else [int(part) for part in parts]
     if isinstance(devices, Sequence) and not isinstance(devices, str) and devices:
         if len(set(devices)) != len(devices):
-            raise ArgumentTypeError(f"devices={list(devices)}: an index stands there twice")
+            raise ArgumentTypeError(f"{expected}, in which an index stands twice")
         return [int(index) for index in devices]
     raise ArgumentTypeError(expected)
 

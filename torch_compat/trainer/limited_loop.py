@@ -162,8 +162,8 @@ class LimitedFitLoop(CountedFitLoop):
         self.source.limit(trainer.limit_train_batches)
         if self.source.is_sequential:
             raise ValueError(
-                "fit takes a batch of every training loader in each step: CombinedLoader(…, 'sequential') cannot be used; "
-                "choose 'min_size', 'max_size', or 'max_size_cycle', or concatenate the datasets (ConcatDataset)"
+                '`_FitLoop` does not support the `CombinedLoader(mode="sequential")` mode: a step takes a batch of every '
+                "training loader. Choose 'min_size', 'max_size', or 'max_size_cycle', or concatenate the datasets (ConcatDataset)"
             )
         self.max_batches = self.source.length()
         if self.max_batches == 0:

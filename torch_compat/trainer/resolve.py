@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_compat.accelerators import Accelerator, AcceleratorRegistry
+from torch_compat.accelerators import Accelerator, AcceleratorRegistry, MPSAccelerator
 from torch_compat.accelerators.accelerator import HARDWARE_MEMBERS
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
@@ -68,6 +68,7 @@ def resolve(
     plugins: Any,
     *,
     sync_batchnorm: bool = False,
+    owner: str = "Trainer",
 ) -> tuple[Strategy, Precision]:
     """The strategy, with its plugins and with the devices that the flags come to; and the precision.
 
@@ -90,10 +91,10 @@ def resolve(
         kind = platform or "cpu"
     elif isinstance(made, DeviceStrategy):
         made.start_backend(platform, devices)
-        made.take_hosts(find_devices("cpu", made.backend.local_devices, num_nodes, environment))
+        made.take_hosts(find_devices("cpu", made.backend.local_devices, num_nodes, environment, owner=owner))
         kind = made.backend.platform
     else:
-        found = find_devices(platform, _counted(devices, hardware, made), num_nodes, environment)
+        found = find_devices(platform, _counted(devices, hardware, made), num_nodes, environment, owner=owner)
         kind = found[0].platform
         if made is None:
             made = planned_strategy() or (SingleDeviceStrategy() if len(found) == 1 else DDPStrategy())
@@ -160,7 +161,9 @@ def _hardware(accelerator: Any, hub: Accelerator | None) -> tuple[Accelerator | 
     if hub is not None:
         return None, getattr(type(hub), "platform", None)
     if isinstance(accelerator, str):
-        if accelerator in AcceleratorRegistry and accelerator not in ("cpu", "cuda", "mps", "tpu"):
+        if accelerator == "mps":
+            raise MisconfigurationException(_unavailable(MPSAccelerator))
+        if accelerator in AcceleratorRegistry and accelerator not in ("cpu", "cuda", "tpu"):
             accelerator = AcceleratorRegistry.get(accelerator)
         else:
             return None, check_platform(accelerator)
@@ -179,11 +182,15 @@ def _hardware(accelerator: Any, hub: Accelerator | None) -> tuple[Accelerator | 
         )
         platform = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu", "tpu": "tpu"}.get(accelerator.name())
     if not accelerator.is_available():
-        raise MisconfigurationException(
-            f"`{type(accelerator).__qualname__}` can not run on your system since the accelerator is not available; "
-            "`xlatrain doctor` says what there is."
-        )
+        raise MisconfigurationException(_unavailable(type(accelerator)))
     return accelerator, platform
+
+
+def _unavailable(kind: type) -> str:
+    return (
+        f"`{kind.__qualname__}` can not run on your system since the accelerator is not available; `xlatrain doctor` says what "
+        "there is."
+    )
 
 
 def _counted(devices: Any, hardware: Accelerator | None, strategy: Strategy | None) -> Any:

@@ -12,6 +12,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import callbacks as cb
 from lightning.pytorch import plugins, strategies
 from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.utilities import CombinedLoader
 from models import Net, data, trainer
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
@@ -102,5 +103,15 @@ ask_each(
     said_two_schedules=lambda: fits(
         flags={"callbacks": [cb.GradientAccumulationScheduler({0: 2})], "accumulate_grad_batches": 2}
     ),
+    said_part_of_no_length=lambda: fits((row for row in data()), flags={"limit_train_batches": 0.5}),
+    said_limit=lambda: trainer(limit_train_batches=1.5),
+    said_sequential=lambda: fits(CombinedLoader({"a": data()}, "sequential")),
+    fits_no_monitor_of_checkpoint=lambda: fits(
+        flags={"callbacks": [cb.ModelCheckpoint(monitor="nope")], "enable_checkpointing": True}
+    ),
+    said_no_devices=lambda: trainer(devices=0),
+    said_no_devices_of_fabric=lambda: Fabric(accelerator="cpu", devices=0),
+    said_devices=lambda: trainer(devices="x"),
+    said_time=lambda: trainer(max_time="x"),
     said_missing_key=loads_what_is_missing,
 )

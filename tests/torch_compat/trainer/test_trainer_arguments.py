@@ -12,10 +12,10 @@ from torch_compat.trainer import Trainer
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("accelerator", "abacus", "Choose one of 'cpu'"),
+    ("accelerator", "abacus", "Available names are: cpu"),
     ("devices", 0, "positive number"),
-    ("devices", "x", "positive number"),
-    ("devices", 1.5, "positive number"),
+    ("devices", "x", "int > 0"),
+    ("devices", 1.5, "int > 0"),
     ("num_nodes", 0, "positive integer"),
     ("num_nodes", "a", "positive integer"),
     ("num_nodes", 2, "xlatrain launch --processes 2"),

@@ -78,9 +78,9 @@ class DataSource:
         """
         loaders = self._ask()
         combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, self.mode)  # pyright: ignore[reportArgumentType]
-        if not combined.flattened and self.prefix != "train":
+        if not combined.flattened:
             _warn_of_no_batches(loaders)
-        elif not combined.flattened or all(one is None for one in combined.flattened):
+        elif all(one is None for one in combined.flattened):
             raise ArgumentTypeError(
                 f"An invalid dataloader was returned from `{type(self.owner).__name__}.{self.prefix}_dataloader()`. Found "
                 f"{loaders}; expected a DataLoader or another iterable of batches"
@@ -267,7 +267,8 @@ def limited(length: int | float, limit: int | float, name: str) -> int | float:
         return length
     if length == float("inf"):
         raise MisconfigurationException(
-            f"{name}={limit} of a dataloader without a length; set a number of batches, or 1.0 for all of them"
+            f"When using an `IterableDataset`, `Trainer({name})` must be `1.0` or an int, a number of batches; {limit} is a part "
+            "of a length that the dataloader does not have"
         )
     count = int(length * limit)
     if count == 0 and length > 0:
