@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from xlatrain.mesh.mesh import batch_axes
 
 if TYPE_CHECKING:
     from torch_compat.plugins.precision import Precision
+    from torch_compat.step.host.host_values import HostValues
     from torch_compat.strategies.on_device import DeviceStrategy
 
 
@@ -103,11 +104,13 @@ class DeviceSteps(EagerSteps):
         entries = self._known.setdefault(key, log.entries)
         return StepOutcome(entries, packed, lambda: result, logged)
 
-    def evaluate(self, batch: HostBatch, step: Callable[[Any], Any], *, own_rows: bool = False) -> StepOutcome:
+    def evaluate(
+        self, name: str, batch: HostBatch, static: Hashable, host_values: HostValues, call: Callable[[Any, Any], Any]
+    ) -> StepOutcome:
         """Run one validation, test or predict step; the result is that of this process's rows."""
         with self.dispatch() as log:
             with torch.no_grad(), self._precision.forward_context():
-                result = step(batch.batch)
+                result = call(batch.batch, None)
             packed = log.packed(self._backend.root_device)
         return self.outcome(log, packed, self._own_rows(result, batch.size), batch.logged)
 
@@ -217,7 +220,6 @@ class DeviceStepDispatcher(StepDispatcher):
         self._placed = PlacedModule(module, strategy.backend, strategy.mesh, strategy.sharding_rules(module))
         strategy.on_device = self._placed
         strategy.module_placed(module)
-        strategy._mesh_run.load_optimizer_states = self._load_optimizer_states
         self.steps = DeviceSteps(self, strategy.backend, strategy.mesh, run.precision_plugin)
 
     @contextlib.contextmanager
@@ -238,7 +240,8 @@ class DeviceStepDispatcher(StepDispatcher):
                 self._placed.load_optimizer(optimizer, optimizer.state_dict())
         self.optimization = DeviceOptimization(self._run, self.steps, optimizers, self._placed, self._strategy.backend)
 
-    def _load_optimizer_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+    def load_optimizer_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Give the optimizers the state of a checkpoint, on the devices."""
         optimizers = self._run.optimizers
         mesh_state.check_optimizers(optimizers, states)
         assert self._placed is not None

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import jax
-import numpy as np
 from torch.nn import Module
 from torch.optim import Optimizer
 
 from torch_compat.fabric.wrappers import unwrap
 from torch_compat.run.batches import flatten_batch
 from torch_compat.step.capture.cached_program import NamedStatic, StepName
-from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.guards.fingerprints import fingerprint
 from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.optimizers.host_part import HostPart
 from torch_compat.step.values.marks import same
 from torch_compat.step.values.user_objects import is_user_object
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -51,10 +50,9 @@ class CompiledFunction:
         self._function = function
         self._name = StepName(getattr(function, "__qualname__", repr(function)).rpartition("<locals>.")[2])
         self._signature = inspect.signature(function)
-        self._hypers: MutableMapping[FabricSteps, list[tuple[np.ndarray, Any]]] = WeakKeyDictionary()
+        self._host_parts: MutableMapping[FabricSteps, HostPart] = WeakKeyDictionary()
         self._followed: WeakSet[FabricSteps] = WeakSet()
         weakref.finalize(self, _forget, self._followed, self._name)
-        self._undo: Callable[[], None] | None = None
         self._has_run = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,19 +65,19 @@ class CompiledFunction:
         except BridgeError as error:
             if not error.recoverable:
                 raise
-            self._undo_host_actions()
             model.run_on_host(str(error))
             return self._function(*args, **kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         model = self._fabric._model
-        steps, optimizers = model.steps, model.optimizer_set
+        steps = model.steps
         self._follow(steps)
+        if (host := self._host_parts.get(steps)) is None:
+            host = self._host_parts[steps] = HostPart(model.optimizer_set, steps.model.replicate)
         bound = self._signature.bind(*args, **kwargs)
         arguments = _Arguments(self._name, bound)
         placed = steps.place(arguments.batch)
-        host_values = HostValues(HostNumbers(arguments.numbers, model.traced.readers))
-        self._undo = None
+        host_values = HostValues(HostNumbers(arguments.numbers, model.run.traced.readers))
 
         def user(batch: Any, tracer: ScalarTracer) -> Any:
             before = self._values()
@@ -92,38 +90,13 @@ class CompiledFunction:
                 )
             return found
 
-        def prepare(step: CapturedStep, undoable: bool) -> list[Any]:
-            plan = step.optimizers.plan
-            if undoable and plan.changes_options:
-                self._undo = plan.undo(optimizers.optimizers)
-            return self._replicated(steps, plan.run(host_values, optimizers.optimizers))
-
         facts = NamedStatic((*arguments.facts, *self._facts()))
         with model.explained_shortage():
-            outcome, step = steps.train_manually(
-                placed, optimizers, host_values, user, prepare, self._undo_host_actions, name=self._name, facts=facts
-            )
+            outcome, _ = steps.train_manually(placed, host, host_values, user, name=self._name, facts=facts)
             if not self._has_run:  # programs run asynchronously: what does not fit shows in the first
                 jax.block_until_ready(steps.model.raw_state.params)
                 self._has_run = True
-        for called in step.optimizers.calls:
-            optimizers.optimizers[called.index].run_post_hooks()
         return outcome.result
-
-    def _undo_host_actions(self) -> None:
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
-
-    def _replicated(self, steps: FabricSteps, vectors: list[np.ndarray]) -> list[Any]:
-        """The options of the optimizer steps on the mesh; the copies of those that did not change are kept."""
-        hypers = self._hypers.setdefault(steps, [])
-        for position, vector in enumerate(vectors):
-            if position == len(hypers):
-                hypers.append((vector, steps.model.replicate(vector)))
-            elif hypers[position][0] is not vector:
-                hypers[position] = (vector, steps.model.replicate(vector))
-        return [placed for _, placed in hypers[: len(vectors)]]
 
     # -- what the function reaches besides its arguments -------------------------------------------------------------
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -19,21 +20,18 @@ from torch_compat.fabric.steps import FabricSteps
 from torch_compat.run import report
 from torch_compat.run.report import ExecutorLog
 from torch_compat.step.device_memory import advice
-from torch_compat.step.eager.fallback import bring_home, executor_choice
+from torch_compat.step.eager.fallback import executor_choice, share_values, with_gradients
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
-from torch_compat.step.optimizers.live_state import states_kept
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
-from torch_compat.step.optimizers.state import read_exported
-from torch_compat.step.optimizers.traced import TracedOptimizers
-from torch_compat.step.step_services import place_model, services_of
+from torch_compat.step.placed_optimizers import PlacedOptimizers
+from torch_compat.step.placed_run import PlacedRun, captured_by
 from torch_compat.step.update.offload import captured_as_a_whole
 from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.utilities.exceptions import MisconfigurationException
-from torch_compat.utilities.host_arrays import to_torch
 from torch_compat.utilities.host_collectives import replicated_eager
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.mesh.mesh import in_words
@@ -69,11 +67,9 @@ class MeshModel:
         self._precision = precision
         self._modules: list[weakref.ref[Module]] = []  # what is on the mesh is held by its state
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._steps: FabricSteps | None = None
+        self._run: PlacedRun[FabricSteps] | None = None
         self._indices: MutableMapping[Optimizer, int] = WeakIdKeyDictionary()
         self._unsupported: MutableMapping[Optimizer, str] = WeakIdKeyDictionary()
-        self._let_go_of_optimizers()
-        self._running = contextlib.ExitStack()
         self._entry: dict[str, Any] | None = None
         self._anchors: list[Any] = []
         self._replicas: ReplicaCheck | None = None
@@ -96,16 +92,11 @@ class MeshModel:
             self.release()
             self._modules = [*map(weakref.ref, _alive(self._modules)), weakref.ref(module)]
             if self.whole is not None:
-                self._take_values_of_process_0(module)
+                share_values(self._strategy, module, "XLATRAIN_EXECUTOR=eager")
             if self.on_host and self._entry is None:  # eager from the beginning
                 log = ExecutorLog(fallback="XLATRAIN_EXECUTOR=eager")
                 self._entry = log.run("fabric", "eager", self._strategy.mesh, self._precision.precision)
                 report.add_run(self._entry)
-
-    def _take_values_of_process_0(self, module: Module) -> None:
-        model = place_model(self._strategy, module)
-        bring_home(model, lambda: model.release(to_host=True), "XLATRAIN_EXECUTOR=eager")
-        self._strategy.placed = None
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Take up an optimizer that was set up, for as long as somebody has it."""
@@ -124,15 +115,24 @@ class MeshModel:
     @property
     def steps(self) -> FabricSteps:
         """The runner of the modules and optimizers that were set up; placed on the mesh at the first access."""
-        if self._steps is None:
-            self._place()
-        assert self._steps is not None
-        return self._steps
+        return self.run.steps
+
+    @property
+    def run(self) -> PlacedRun[FabricSteps]:
+        """The modules and optimizers on the mesh, where they are put at the first access."""
+        return self._place() if self._run is None else self._run
 
     @property
     def placed(self) -> ModelState | None:
         """The arrays, if anything is on the mesh."""
-        return None if self._steps is None else self._steps.model
+        return None if self._run is None else self._run.model
+
+    @property
+    def optimizer_set(self) -> OptimizerSet:
+        """The optimizers in pure form; they are on the mesh."""
+        functional = None if self.run.optimizers is None else self.run.optimizers.functional
+        assert isinstance(functional, OptimizerSet)
+        return functional
 
     def check_replicas(self, where: str) -> None:
         """Compare what devices hold of parameters, buffers and optimizer state; see :meth:`Fabric.check_replicas`."""
@@ -153,25 +153,24 @@ class MeshModel:
             lambda: advice(self._strategy, self._precision.precision, of_fabric=True),
         )
 
-    def _place(self) -> None:
+    def _place(self) -> PlacedRun[FabricSteps]:
         modules = _alive(self._modules)
         if not modules:
             raise RuntimeError("no module was set up: call fabric.setup(module, optimizer) first")
         root = modules[0] if len(modules) == 1 else _Modules(modules)
         grads = {name: param.grad for name, param in root.named_parameters() if param.grad is not None}
         strategy = self._strategy
-        model = place_model(strategy, root)
-        services = services_of(
+        self._run = run = PlacedRun(
             strategy,
-            model,
+            root,
+            functools.partial(FabricSteps, shortage=self.explained_shortage),
             roots={"self": root},
-            logging=self._capturing,
+            logging=functools.partial(captured_by, self),
             forward=contextlib.nullcontext,  # the precision's is around each call of a module
-            optimizers=lambda tracer, values: self.traced.traced(tracer, values),
             compiling=self._tell_compiling,
         )
-        self._steps = FabricSteps(model, strategy.mesh, services, self.explained_shortage)
-        self._place_optimizers(model)
+        model = run.model
+        self._place_optimizers(run)
         report_shardings(strategy, model)
         model.carries_gradients = True
         for name, grad in grads.items():
@@ -179,13 +178,13 @@ class MeshModel:
                 model.params[name].grad = None
             model.params[name].grad = grad
         self._anchors = [_anchor(param, self._take_host_gradient) for param in model.params.values() if param.is_floating_point()]
-        self._running.enter_context(self._steps.running())
-        self._entry = self._steps.log.run("fabric", "compiled", strategy.mesh, self._precision.precision)
+        run.follow()
+        self._entry = run.steps.log.run("fabric", "compiled", strategy.mesh, self._precision.precision)
         report.add_run(self._entry)
+        return run
 
-    def _place_optimizers(self, model: ModelState) -> None:
-        names: dict[Tensor, str] = {param: name for name, param in model.params.items()}
-        functional = []
+    def _place_optimizers(self, run: PlacedRun[FabricSteps]) -> None:
+        names, functional = run.names, []
         for optimizer in _alive(self._optimizers):
             try:
                 found = FunctionalOptimizer.from_torch(optimizer, names)
@@ -200,14 +199,10 @@ class MeshModel:
                 continue
             self._indices[optimizer] = len(functional)
             functional.append(found)
-        if model.offloads and (why := captured_as_a_whole(functional)) is not None:
+        if run.model.offloads and (why := captured_as_a_whole(functional)) is not None:
             raise MisconfigurationException(f"{type(self._strategy).__name__}(offload='optimizer'): {why}")
-        self.optimizer_set = OptimizerSet(functional)
         known = [one.optimizer for one in functional]
-        self.traced = TracedOptimizers(known, [], names, may_step=True)
-        model.add_optimizer(self.optimizer_set.init)
-        if any(optimizer.state for optimizer in known):
-            model.load_optimizer(self.optimizer_set.import_state)
+        run.place_optimizers(OptimizerSet(functional), known, steps_them=True, live=False)
 
     def index_of(self, optimizer: Optimizer) -> int | None:
         """The index of an optimizer in :attr:`optimizer_set`; None for an optimizer that has no pure form."""
@@ -217,30 +212,22 @@ class MeshModel:
         """Why :meth:`index_of` is None."""
         return self._unsupported.get(optimizer, f"{type(optimizer).__name__} was not set up: fabric.setup_optimizers")
 
-    @contextlib.contextmanager
-    def _capturing(self, recorder: LogRecorder, tracer: ScalarTracer) -> Iterator[None]:
-        self.recorder, self.tracer = recorder, tracer
-        try:
-            yield
-        finally:
-            self.recorder = self.tracer = None
-
     def _tell_compiling(self, value: bool) -> None:
         if not value:
             self.update_report()
 
     def update_report(self) -> None:
         """Bring the run's entry in the report up to date."""
-        if self._entry is None or self._steps is None or not os.environ.get("XLATRAIN_REPORT"):
+        if self._entry is None or self._run is None or not os.environ.get("XLATRAIN_REPORT"):
             return
-        log, mesh = self._steps.log, self._strategy.mesh
+        log, mesh = self._run.steps.log, self._strategy.mesh
         self._entry.update(log.run("fabric", "eager" if self.on_host else "compiled", mesh, self._precision.precision))
         report.write()
 
     def _take_host_gradient(self, param: Tensor) -> None:
         """Host autograd has reached a parameter: it was used outside of the calls of modules (a penalty on weights)."""
         live = getattr(param, "_live", None)
-        if live is None or self._steps is None or live[0] is not self._steps.model.live:
+        if live is None or self._run is None or live[0] is not self._run.model.live:
             return  # in a captured step the traced value stands for it
         with torch._C.DisableTorchFunctionSubclass():
             grad, param.grad = param.grad, None
@@ -257,50 +244,32 @@ class MeshModel:
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """``optimizer.state_dict()`` with what is on the mesh, whose values are read when something needs them."""
-        index, model = self.index_of(optimizer), self.placed
-        if index is None or model is None:
-            return optimizer.state_dict()
-        with states_kept([one.optimizer for one in self.optimizer_set.optimizers]):
-            return self.optimizer_set.export_states(model.state.opt_state)[index]
+        optimizers = self._placed_optimizers(optimizer)
+        return optimizer.state_dict() if optimizers is None else optimizers.state_dict(optimizer)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """``optimizer.load_state_dict(state)``, onto the mesh."""
-        model = self.placed
-        if model is None or self.index_of(optimizer) is None:
-            optimizer.load_state_dict(dict(state))
-            return
-        self.optimizer_set.write_states(model.state.opt_state)
-        optimizer.load_state_dict(dict(state))
-        model.load_optimizer(self.optimizer_set.import_state)
+        optimizers = self._placed_optimizers(optimizer)
+        optimizer.load_state_dict(dict(state)) if optimizers is None else optimizers.load([(optimizer, state)])
+
+    def _placed_optimizers(self, optimizer: Optimizer) -> PlacedOptimizers | None:
+        """Those on the mesh, if this one is among them."""
+        return None if self._run is None or self.index_of(optimizer) is None else self._run.optimizers
 
     # -- leaving the mesh ------------------------------------------------------------------------------------------
 
     def release(self) -> None:
         """Give modules, gradients and optimizers back to the host, if they are on the mesh."""
-        if self._steps is None:
+        if (run := self._run) is None:
             return
-        model = self._steps.model
-        self._running.close()
+        run.stop_following()
         self.update_report()
-        self.optimizer_set.write_states(model.state.opt_state)
-        model.drop_optimizer()
-        for one in self.optimizer_set.optimizers:
-            read_exported(one.optimizer)
-        model.push_writes()
-        grads = {name: to_torch(grad) for name, grad in model.state.accumulated.items()}
+        run.model.push_writes()
         for anchor in self._anchors:
             anchor.remove()
         self._anchors = []
-        model.release(to_host=True)
-        for name, grad in grads.items():
-            model.params[name].grad = grad
-        self._strategy.placed = None
-        self._steps = None
-        self._let_go_of_optimizers()
-
-    def _let_go_of_optimizers(self) -> None:
-        self.traced = TracedOptimizers([], [], {}, may_step=True)
-        self.optimizer_set = OptimizerSet([])
+        with_gradients(run.model, run.release)
+        self._run = None
         self._indices.clear()
         self._unsupported.clear()
 
@@ -316,8 +285,8 @@ class MeshModel:
                 "of several processes with the rows of all, or make it compilable"
             )
         rank_zero_warn(f"Modules run in plain torch on one CPU, not on the mesh. {reason}")
-        if self._steps is not None:
-            self._steps.log.fallback = reason
+        if self._run is not None:
+            self._run.steps.log.fallback = reason
         self.on_host = True
         self.release()
 

@@ -125,8 +125,8 @@ class PluginStrategy(OnMesh):
     def make_optimizers(self) -> None:
         """Calls ``configure_optimizers``, and compiles the update; the parameters are placed by then."""
         self.model_to_device()
-        if self._mesh_run.make_optimizers is not None:
-            self._mesh_run.make_optimizers()
+        if self._mesh_run.executor is not None:
+            self._mesh_run.executor.setup_optimizers()
 
     def born_sharded(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the creation of modules: parameters made inside get their values on their shards."""

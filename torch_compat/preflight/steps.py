@@ -130,7 +130,6 @@ class AbstractExecutor(StepDispatcher):
         raise error
 
     def release(self, *, failed: bool = False) -> None:
-        strategy = self._run.strategy
-        if strategy.placed is not None:
-            strategy.placed.release(to_host=True)
-            strategy.placed = None
+        if self._compiled is not None:
+            self._compiled.model.release(to_host=True)
+            self._run.strategy.placed = self._compiled = None

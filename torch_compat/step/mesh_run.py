@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -14,6 +14,23 @@ if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
     from torch_compat.core.optimizer import LightningOptimizer
     from torch_compat.step.model_state import ModelState
+
+
+class SetsUpRun(Protocol):
+    """The executor of a run's steps, as its strategy reaches it."""
+
+    def start(self) -> None:
+        """Put the module on the mesh, or decide that steps run eagerly; once in a run."""
+
+    def setup_optimizers(self) -> None:
+        """Call ``configure_optimizers``, and compile the update; once in a run."""
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """``state_dict()`` of an optimizer with what is on the mesh."""
+        ...
+
+    def load_optimizer_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Give the optimizers such states."""
 
 
 class MeshRun:
@@ -27,29 +44,23 @@ class MeshRun:
         optimizers, lightning_optimizers: of the run, plain and wrapped.
         device: where user code puts tensors; a GPU while steps run eagerly on it.
         placed: the module's arrays, while a run is on.
-        place_model: puts the module on the mesh, or decides that steps run eagerly.
-        make_optimizers: calls ``configure_optimizers`` and compiles the update.
+        executor: of the steps, while a run is on.
         backward: runs the backward pass of a loss, with the module's hooks around it.
         gradients_only: while a step is captured whose hooks run on the host: ``backward`` gives the gradients, and calls nobody.
         step_optimizer: makes the update of an optimizer, after its closure, with the hooks in between.
-        optimizer_state: ``state_dict()`` of an optimizer with what is on the mesh.
-        load_optimizer_states: gives the optimizers such states.
     """
 
     __slots__ = (
         "backward",
         "device",
         "devices",
+        "executor",
         "gradients_only",
         "lightning_optimizers",
-        "load_optimizer_states",
-        "make_optimizers",
         "mesh",
         "model",
         "module",
-        "optimizer_state",
         "optimizers",
-        "place_model",
         "placed",
         "step_optimizer",
     )
@@ -63,13 +74,10 @@ class MeshRun:
         self.lightning_optimizers: list[LightningOptimizer] = []
         self.device = torch.device("cpu")
         self.placed: ModelState | None = None
-        self.place_model: Callable[[], None] | None = None
-        self.make_optimizers: Callable[[], None] | None = None
+        self.executor: SetsUpRun | None = None
         self.backward: Callable[..., Any] | None = None
         self.gradients_only = False
         self.step_optimizer: Callable[..., Any] | None = None
-        self.optimizer_state: Callable[[torch.optim.Optimizer], dict[str, Any]] | None = None
-        self.load_optimizer_states: Callable[[Sequence[Mapping[str, Any]]], None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # devices, arrays and a run stay in their process
@@ -88,5 +96,4 @@ class MeshRun:
     def forget(self) -> None:
         """The run is over; the mesh, the module and its optimizers stay."""
         self.placed, self.device = None, torch.device("cpu")
-        self.place_model = self.make_optimizers = self.backward = self.step_optimizer = None
-        self.optimizer_state = self.load_optimizer_states = None
+        self.executor = self.backward = self.step_optimizer = None

@@ -1,4 +1,4 @@
-"""The state of a run in a checkpoint besides the module: the optimizers' state, loss scaling and random streams."""
+"""The state of a run in a checkpoint besides the module and the optimizers: loss scaling and random streams."""
 
 from __future__ import annotations
 
@@ -9,48 +9,10 @@ import jax
 import numpy as np
 import torch
 
-from torch_compat.step.optimizers.live_state import states_kept
 from torch_compat.step.run_context import RunContext
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.step.loss_scale import LossScaler
-
-
-def optimizer_states(run: RunContext) -> list[dict[str, Any]]:
-    """``state_dict()`` of each optimizer, with the state that is on the mesh.
-
-    Its tensors are read from the mesh when something needs their values, which must be before the next step.
-    """
-    functional, model = run.executor.functional, run.strategy.placed
-    if functional is None or model is None:
-        return [optimizer.state_dict() for optimizer in run.optimizers]
-    if (live := run.executor.live_states) is not None:
-        live.push()
-    with states_kept(run.optimizers):
-        return functional.export_states(model.state.opt_state)
-
-
-def optimizer_state(run: RunContext, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """``state_dict()`` of one optimizer of the run, with the state that is on the mesh."""
-    states = optimizer_states(run)
-    index = next((i for i, one in enumerate(run.optimizers) if one is optimizer), None)
-    return optimizer.state_dict() if index is None else states[index]
-
-
-def load_optimizer_states(run: RunContext, states: Sequence[Mapping[str, Any]]) -> None:
-    """Give the optimizers the state of a checkpoint, on the mesh.
-
-    Raises:
-        MisconfigurationException: see :func:`check_optimizers`.
-    """
-    check_optimizers(run.optimizers, states)
-    for optimizer, state in zip(run.optimizers, states, strict=True):
-        optimizer.load_state_dict(dict(state))
-    functional, model = run.executor.functional, run.strategy.placed
-    if (live := run.executor.live_states) is not None:
-        live.push()
-    elif functional is not None and model is not None:
-        model.load_optimizer(functional.import_state)
 
 
 def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], states: Sequence[Mapping[str, Any]]) -> None:

@@ -26,7 +26,7 @@ from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.index_looks import IndexLooks
 from torch_compat.step.metrics import sync as metric_sync
 from torch_compat.step.model_state import ModelState
-from torch_compat.step.optimizers.optimizer_set import OptimizerSet
+from torch_compat.step.optimizers.host_part import HostPart
 from torch_compat.step.outcome import Filler, StepOutcome
 from torch_compat.step.placed_batch import BatchForms, PlacedBatch
 from torch_compat.step.planned import Planned
@@ -43,6 +43,7 @@ from torch_compat.step.update.plan import UpdatePlan, update
 from torch_compat.step.values.user_objects import containers_around
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.capture.vocabulary import losses_of
+from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.lower.kernels.chosen import kernels_of
 from xlatrain.mesh.data import BatchPlacer
 from xlatrain.step.assumed import UNDECIDED, Guarded, before
@@ -114,6 +115,15 @@ class MeshStepRunner:
     def rescan(self) -> None:
         """A pass over batches begins: find what hooks changed where it cannot be followed."""
         self._variants.rescan()
+
+    def loaded(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches``; a pass over them begins."""
+        self.rescan()
+        return batches
+
+    def transferred(self, transfer: Callable[[Any, int], Any], batch: Any, dataloader_idx: int) -> Any:
+        """This process's rows of a batch, on the host, after the transfer hooks."""
+        return transfer(batch, dataloader_idx)
 
     def place(self, batch: Any) -> PlacedBatch:
         """Put this process's rows of a batch on the mesh.
@@ -193,11 +203,9 @@ class MeshStepRunner:
     def train_manually(
         self,
         batch: PlacedBatch,
-        optimizers: OptimizerSet,
+        host: HostPart,
         host_values: HostValues,
         call: UserCall,
-        prepare: Callable[[CapturedStep, bool], Any],
-        undo: Callable[[], None],
         name: str = "training_step",
         facts: NamedStatic = NO_FACTS,
         scaler: LossScaler | None = None,
@@ -205,17 +213,14 @@ class MeshStepRunner:
         """Run one training step that runs backward and its optimizers itself.
 
         Args:
-            optimizers: all of the run; their state is ``model.state.opt_state``.
+            host: does what steps do on the host; the state of its optimizers is ``model.state.opt_state``.
             host_values: the host's values.
             call: ``(batch, tracer) -> result``, the user's ``training_step`` with the hooks in it.
-            prepare: given the captured step, and whether it may have to be undone, does what it does on the host and gives the
-                options of its optimizer steps, as the program takes them.
-            undo: undoes what ``prepare`` did last.
             name: of the step.
             facts: what else decides about the program.
             scaler: loss scaling of the step's backward passes and optimizer steps, or None.
         """
-        model = self.model
+        model, optimizers = self.model, host.optimizers
         model.push_writes()
 
         def build(step: CapturedStep) -> Built:
@@ -228,25 +233,33 @@ class MeshStepRunner:
         static = facts.joined(("manual", tuple(model.state.accumulated), optimizers.static_key()))
         spec = self._spec(updating_body, batch, call, with_gradients=True, scaler=scaler)
         self._may_assume(host_values)
-        while True:
-            variant = self._variants.lookup_or_capture(name, static, batch, host_values, spec, build)
-            assumed = bool(variant.step.scalars.assumed)
-            hypers = prepare(variant.step, variant.runs == 0 or assumed)
-            scalars = variant.step.scalars.inputs(host_values)
-            if model.state.accumulated and not variant.step.reads_gradients and not assumed:
-                model.drop_gradients()
-            structure = jax.tree.structure(model.state) if assumed else None
-            new, outputs = self._variants.run(variant, model.state, batch.arrays, scalars, hypers)
-            if not assumed:
-                break
-            guarded, outputs = outputs, outputs.outputs
-            if self._held(name, variant, batch, guarded, outputs, host_values):
-                break
-            undo()
-            model.put_back(before(structure, new, guarded.left))
-        model.advance(new, changed=variant.step.changed)
+        host.begin()
+        try:
+            while True:
+                variant = self._variants.lookup_or_capture(name, static, batch, host_values, spec, build)
+                step, assumed = variant.step, bool(variant.step.scalars.assumed)
+                hypers = host.run(step.optimizers.plan, host_values, undoable=variant.runs == 0 or assumed)
+                scalars = step.scalars.inputs(host_values)
+                if model.state.accumulated and not step.reads_gradients and not assumed:
+                    model.drop_gradients()
+                structure = jax.tree.structure(model.state) if assumed else None
+                new, outputs = self._variants.run(variant, model.state, batch.arrays, scalars, hypers)
+                if not assumed:
+                    break
+                guarded, outputs = outputs, outputs.outputs
+                if self._held(name, variant, batch, guarded, outputs, host_values):
+                    break
+                host.undo()
+                model.put_back(before(structure, new, guarded.left))
+        except BridgeError:
+            host.undo()  # the step did not run
+            raise
+        model.advance(new, changed=step.changed)
         self.log.steps += 1
-        return self._outcome(name, variant, batch, outputs, host_values), variant.step
+        outcome = self._outcome(name, variant, batch, outputs, host_values)
+        for called in step.optimizers.calls:
+            optimizers.optimizers[called.index].run_post_hooks()
+        return outcome, step
 
     def show_gradients(self) -> None:
         """The backward pass of the last ``"split"`` program has happened: its gradients are added to what ``p.grad`` shows.
@@ -437,6 +450,14 @@ class MeshStepRunner:
         if fill.gave_rows:
             self.kept_rows.add(name)
         return filled
+
+    def look(self) -> None:
+        """Raise what a step until now found inside of its program.
+
+        Raises:
+            IndexError: see :meth:`~torch_compat.step.index_looks.IndexLooks.look`.
+        """
+        self.index_looks.look()
 
     def wait(self) -> None:
         """Until no step is in flight.

@@ -18,10 +18,8 @@ from torch_compat.step.host.host_values import Counters, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.mesh_run import MeshRun
 from torch_compat.step.model_state import ModelState
-from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
-from torch_compat.step.optimizers.live_state import LiveOptimizerStates
-from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.outcome import StepOutcome
+from torch_compat.step.placed_optimizers import PlacedOptimizers
 from torch_compat.utilities.types import LRSchedulerConfig
 from xlatrain.cluster.watch.account import Account
 from xlatrain.mesh.sharding import ShardingRules
@@ -135,11 +133,14 @@ class StepExecutor(Protocol):
     :class:`~torch_compat.step.dispatcher.StepDispatcher`."""
 
     optimization: Any
-    functional: FunctionalOptimizer | OptimizerSet | None
-    live_states: LiveOptimizerStates | None
-    loss_scaling: LossScaling | None
     recorder: LogRecorder | None
     tracer: ScalarTracer | None
+
+    @property
+    def loss_scaling(self) -> LossScaling | None: ...
+
+    @property
+    def placed_optimizers(self) -> PlacedOptimizers | None: ...
 
     def counters(self, batch_idx: int) -> HostValues: ...
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,16 +14,10 @@ from torch_compat.run.report import ExecutorLog
 from torch_compat.step.capture.step_capture import TraceContext
 from torch_compat.step.kept_graphs import RunGraphs
 from torch_compat.step.model_state import ModelState
-from torch_compat.step.recompilation import forbidden_after
 from torch_compat.step.run_context import StepStrategy
 from xlatrain.bridge.jax_function import CallsJax
 from xlatrain.mesh.sharding import ShardingRules
 from xlatrain.mesh.sharding.rules import literal
-
-if TYPE_CHECKING:
-    from torch_compat.step.effects.logged import LogRecorder
-    from torch_compat.step.host.scalars import ScalarTracer
-    from torch_compat.step.optimizers.traced import OptimizerTrace
 
 
 @dataclass(frozen=True)
@@ -68,38 +62,3 @@ def with_annotations(rules: ShardingRules, module: torch.nn.Module) -> ShardingR
         for name, spec in child.annotations().items()
     )
     return replace(rules, by_path=(*rules.by_path, *own)) if own else rules
-
-
-def services_of(
-    strategy: StepStrategy,
-    model: ModelState,
-    *,
-    roots: Mapping[str, Any],
-    logging: Callable[[LogRecorder, ScalarTracer], AbstractContextManager[Any]],
-    forward: Callable[[], AbstractContextManager[Any]],
-    optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], AbstractContextManager[OptimizerTrace]],
-    compiling: Callable[[bool], None],
-    backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None,
-    around_backward: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-    graphs: RunGraphs | None = None,
-) -> StepServices:
-    """Services for the steps of a placed model; the strategy's own ``capture_context`` surrounds each capture.
-
-    Args:
-        forward: the precision's context. For the others see :class:`StepServices` and :class:`TraceContext`.
-    """
-
-    @contextlib.contextmanager
-    def around() -> Iterator[None]:
-        with forward(), strategy.capture_context(model.module):
-            yield
-
-    return StepServices(
-        roots=roots,
-        trace=TraceContext(live=model.live.traced_as, logging=logging, forward=around, optimizers=optimizers),
-        compiling=compiling,
-        backward=backward,
-        around_backward=around_backward,
-        no_recompilation_after=forbidden_after(strategy.no_recompilation_after),
-        graphs=graphs,
-    )

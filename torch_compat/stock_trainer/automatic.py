@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.trainer import call
@@ -19,6 +18,8 @@ from torch_compat.run import hook_calls
 from torch_compat.step.gradients import of_captured_graph
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.optimization.automatic import GRADIENT_HOOKS
+from torch_compat.step.optimization.planned_update import PlannedUpdate
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.update.gradient_readers import reads_gradients_between_steps
 from torch_compat.step.update.plan import UpdatePlan
@@ -27,10 +28,7 @@ from torch_compat.stock_trainer.stock import refuse
 from xlatrain.bridge.patches import patched
 
 if TYPE_CHECKING:
-    from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
     from torch_compat.stock_trainer.run import MeshRun
-
-_NO_OPTIONS = np.zeros(0, np.float32)
 
 
 class AutomaticSteps:
@@ -54,13 +52,11 @@ class AutomaticSteps:
         for optimizer in run.optimizers:
             if getattr(optimizer.zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad:
                 self._overridden.add("the optimizer's own zero_grad")
-        self._functional: FunctionalOptimizer | None = run.functional  # pyright: ignore[reportAttributeAccessIssue]
+        self._functional = run.functional if isinstance(run.functional, FunctionalOptimizer) else None
         self._updating = False  # inside of strategy.optimizer_step
         self._updated = False  # the step's program has made the update
-        self._clip_value, self._plan = 0.0, UpdatePlan(self._functional, offloads=run.model.offloads)
-        self._options: np.ndarray | None = None
-        self._hyper: Any = None
-        run.steps.set_plan(self._plan)
+        functional, offloads = self._functional, run.model.offloads
+        self._update = PlannedUpdate(run.steps, functional, lambda clips_by: UpdatePlan(functional, clips_by, offloads))
 
     # -- the members of the strategy that stock calls --------------------------------------------------------------------
 
@@ -85,11 +81,11 @@ class AutomaticSteps:
                 outcome = run.steps.evaluate("training_step", placed, ("forward alone",), values, user_step)
                 loss = run.give_logs(outcome)
                 return loss if isinstance(outcome.result, torch.Tensor) else outcome.result
-            self._plan_update()
+            self._follow_clipping()
             placed = run.steps.place(batch)
             if fused and batch_idx % accumulate == 0:
                 run.model.drop_gradients()
-            hyper, static = self._hyper_and_static()
+            hyper, static = self._update.numbers()
             mode = "fused" if fused else "split"
             outcome = run.steps.train(placed, mode, accumulate, hyper, static, run.host_values(batch_idx), user_step)
         self._updated = fused
@@ -153,34 +149,17 @@ class AutomaticSteps:
                 )
             run.push_states()
             with run.explained_shortage():
-                run.steps.apply(*self._hyper_and_static())
+                run.steps.apply(*self._update.numbers())
         if self._functional is not None:
             self._functional.notify_step()
 
-    # -- the update --------------------------------------------------------------------------------------------------------
-
-    def _plan_update(self) -> None:
-        """Make another plan where the Trainer's clipping has changed."""
+    def _follow_clipping(self) -> None:
         trainer = self._run.trainer
-        value = float(trainer.gradient_clip_val or 0.0)
-        clips_by = None
-        if value > 0 and "configure_gradient_clipping" not in self._overridden:
-            algorithm: Any = trainer.gradient_clip_algorithm or "norm"
-            clips_by = str(getattr(algorithm, "value", algorithm))
-        if value != self._clip_value:
-            self._clip_value, self._options = value, None
-        if clips_by != self._plan.clips_by:
-            self._plan = UpdatePlan(self._functional, clips_by, self._run.model.offloads)
-            self._run.steps.set_plan(self._plan)
-
-    def _hyper_and_static(self) -> tuple[Any, Any]:
-        """The numeric options and the clip value on the mesh, and what else the program depends on."""
-        options, static = (_NO_OPTIONS, None) if self._functional is None else self._functional.options()
-        if options is not self._options:
-            self._options = options
-            numbers = (options, np.float32(self._clip_value)) if self._clip_value else (options,)
-            self._hyper = self._run.model.replicate(numbers)
-        return self._hyper, static if self._plan.clips_by is None else (static, self._plan.clips_by)
+        algorithm: Any = trainer.gradient_clip_algorithm or "norm"
+        clips = "configure_gradient_clipping" not in self._overridden
+        self._update.follow(
+            float(trainer.gradient_clip_val or 0.0), str(getattr(algorithm, "value", algorithm)) if clips else None
+        )
 
 
 def _clear_nothing(set_to_none: bool = True) -> None:

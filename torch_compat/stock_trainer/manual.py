@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from torch_compat.run import hook_calls
-from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.optimizers.host_part import HostPart
+from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.stock_trainer.capturing import entered
 from torch_compat.stock_trainer.stock import refuse
-from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.patches import patched
 
 if TYPE_CHECKING:
-    from torch_compat.step.optimizers.optimizer_set import OptimizerSet
     from torch_compat.stock_trainer.run import MeshRun
 
 
@@ -31,9 +29,8 @@ class ManualSteps:
 
     def __init__(self, run: MeshRun, wrapped: list[Any]) -> None:
         self._run, self._wrapped = run, wrapped
-        self._optimizers: OptimizerSet = run.functional  # pyright: ignore[reportAttributeAccessIssue]
-        self._hypers: list[tuple[np.ndarray, Any]] = []
-        self._undo: Callable[[], None] | None = None
+        assert isinstance(run.functional, OptimizerSet)
+        self._host = HostPart(run.functional, run.model.replicate)
         run.model.carries_gradients = True
 
     def training_step(self, args: tuple[Any, ...]) -> Any:
@@ -51,40 +48,12 @@ class ManualSteps:
                 with patched([(one, name, count) for name, count in counting for one in self._wrapped]):
                     return run.module.training_step(traced, *counted)
 
-            def prepare(step: CapturedStep, undoable: bool) -> list[Any]:
-                plan = step.optimizers.plan
-                if undoable and plan.changes_options:
-                    self._undo = plan.undo(self._optimizers.optimizers)
-                return self._replicated(plan.run(host_values, self._optimizers.optimizers))
-
-            self._undo = None
-            try:
-                outcome, step = run.steps.train_manually(
-                    placed, self._optimizers, host_values, user_step, prepare, self._undo_host_actions
-                )
-            except BridgeError:
-                self._undo_host_actions()  # the step did not run, and runs eagerly now
-                raise
-        for called in step.optimizers.calls:
-            self._optimizers.optimizers[called.index].run_post_hooks()
+            outcome, step = run.steps.train_manually(placed, self._host, host_values, user_step)
         for _ in range(step.scalars.moved.get("global_step", 0)):  # what stock's loop counts around a step
             self._wrapped[0]._on_before_step()
             self._wrapped[0]._on_after_step()
         run.give_logs(outcome)
         return outcome.result
-
-    def _undo_host_actions(self) -> None:
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
-
-    def _replicated(self, vectors: list[np.ndarray]) -> list[Any]:
-        """The options of the optimizer steps on the mesh; the copies of those that did not change are kept."""
-        for position, vector in enumerate(vectors):
-            placed = (vector, None) if position == len(self._hypers) else self._hypers[position]
-            if placed[1] is None or placed[0] is not vector:
-                self._hypers[position : position + 1] = [(vector, self._run.model.replicate(vector))]
-        return [placed for _, placed in self._hypers[: len(vectors)]]
 
     # -- in the captured step ----------------------------------------------------------------------------------------------
 

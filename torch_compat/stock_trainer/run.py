@@ -18,12 +18,9 @@ from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.kept_graphs import graphs_of
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
-from torch_compat.step.optimizers.live_state import LiveOptimizerStates, states_kept
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
-from torch_compat.step.optimizers.state import read_exported
-from torch_compat.step.optimizers.traced import TracedOptimizers
 from torch_compat.step.outcome import StepOutcome
-from torch_compat.step.step_services import place_model, services_of
+from torch_compat.step.placed_run import PlacedRun, captured_by
 from torch_compat.stock_trainer.capturing import counter_readers, entered, give_logs, stock_stands_aside
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.step.device_memory import explained_shortage
@@ -51,29 +48,23 @@ class MeshRun:
         self.trainer, self.module, self._strategy, self._precision = trainer, module, strategy, precision
         self.recorder: LogRecorder | None = None
         self.tracer: ScalarTracer | None = None
-        self.optimizers: list[torch.optim.Optimizer] = []
-        self.functional: FunctionalOptimizer | OptimizerSet | None = None
-        self._live: LiveOptimizerStates | None = None
-        self._traced = TracedOptimizers([], [], {}, may_step=False)
         self._pass: Any = None
         self._counters: Any = counter_readers(trainer)
-        self.model = place_model(strategy, module)
         own_backward = module.automatic_optimization and hook_calls.has_own("backward", module)
-        services = services_of(
+        self._placed = PlacedRun(
             strategy,
-            self.model,
+            module,
+            MeshStepRunner,
             roots=self._roots(),
             logging=self._capturing,
             forward=precision.forward_context,
-            optimizers=lambda tracer, values: self._traced.traced(tracer, values),
             compiling=lambda on: None,
             backward=self._own_backward if own_backward else None,
             graphs=graphs_of(module).begin_run(),
         )
-        self.steps = MeshStepRunner(self.model, strategy.mesh, services)
+        self.model, self.steps = self._placed.model, self._placed.steps
         self.steps.copy_batches = True  # hooks and loaders may write into a batch while its step still runs
-        self._running = contextlib.ExitStack()
-        self._running.enter_context(self.steps.running())
+        self._placed.follow()
 
     def _roots(self) -> dict[str, Any]:
         """The objects of the user's whose attributes a step may read and write."""
@@ -86,12 +77,8 @@ class MeshRun:
 
     @contextlib.contextmanager
     def _capturing(self, recorder: LogRecorder, tracer: ScalarTracer) -> Iterator[None]:
-        self.recorder, self.tracer = recorder, tracer
-        try:
-            with stock_stands_aside(self.module, recorder, tracer):
-                yield
-        finally:
-            self.recorder = self.tracer = None
+        with captured_by(self, recorder, tracer), stock_stands_aside(self.module, recorder, tracer):
+            yield
 
     def _own_backward(self, loss: torch.Tensor, differentiate: Any) -> None:
         """The module's ``backward``, while a step is captured: what it differentiates is found in ``.grad``."""
@@ -106,42 +93,35 @@ class MeshRun:
         Raises:
             UnsupportedOptimizerError: one cannot run in a program.
         """
-        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in self.model.params.items()}
-        pure = [FunctionalOptimizer.from_torch(one, names) for one in optimizers]
-        functional = self.functional = OptimizerSet(pure) if manual else pure[0] if pure else None
-        self.optimizers = optimizers
-        self._traced = TracedOptimizers(optimizers, schedulers, names, may_step=manual)
-        if functional is None:
-            self.model.add_optimizer(lambda params: {})
-            return
-        self.model.add_optimizer(functional.init)
-        if any(one.state for one in optimizers):
-            self.model.load_optimizer(functional.import_state)
-        self._live = LiveOptimizerStates(
-            optimizers,
-            lambda: functional.write_states(self.model.state.opt_state),
-            lambda: self.model.load_optimizer(functional.import_state),
-        )
+        pure = [FunctionalOptimizer.from_torch(one, self._placed.names) for one in optimizers]
+        functional = OptimizerSet(pure) if manual else pure[0] if pure else None
+        self._placed.place_optimizers(functional, optimizers, schedulers, steps_them=manual)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those whose state is on the mesh."""
+        return [] if self._placed.optimizers is None else self._placed.optimizers.optimizers
+
+    @property
+    def functional(self) -> FunctionalOptimizer | OptimizerSet | None:
+        """Their pure form."""
+        return None if self._placed.optimizers is None else self._placed.optimizers.functional
 
     def push_states(self) -> None:
         """Take over what user code did to the optimizers' state since the last step."""
-        if self._live is not None:
-            self._live.push()
+        if self._placed.optimizers is not None:
+            self._placed.optimizers.push()
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """``optimizer.state_dict()`` with the state on the mesh, as ordinary tensors."""
-        index = next((i for i, one in enumerate(self.optimizers) if one is optimizer), None)
-        if index is None or self.functional is None:
-            return optimizer.state_dict()
-        self.push_states()
-        with states_kept(self.optimizers):
-            return plain(self.functional.export_states(self.model.state.opt_state)[index])
+        optimizers = self._placed.optimizers
+        return optimizer.state_dict() if optimizers is None else plain(optimizers.state_dict(optimizer))
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def host_values(self, batch_idx: int) -> HostValues:
         """The numbers that a step's Python may ask for."""
-        return HostValues(HostNumbers({"batch_idx": batch_idx}, self._traced.readers, self._counters))
+        return HostValues(HostNumbers({"batch_idx": batch_idx}, self._placed.traced.readers, self._counters))
 
     def begin_step(self) -> None:
         """Look for what user code has changed since the last step.
@@ -196,18 +176,8 @@ class MeshRun:
     def release(self, *, failed: bool = False) -> None:
         """Give the module and the optimizers ordinary tensors on the host again."""
         with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
-            self._running.close()
-        model, functional = self.model, self.functional
-        seen = self._live is not None and self._live.end(failed=failed)
-        self._live = None
-        if functional is not None and not seen:
-            with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
-                functional.write_states(model.state.opt_state)
-                model.drop_optimizer()
-                for optimizer in self.optimizers:
-                    read_exported(optimizer)
-        model.release(to_host=True, failed=failed)
-        self._strategy.placed = None
+            self._placed.stop_following()
+        self._placed.release(failed=failed)
 
     def report(self, stage: str) -> None:
         """Add the run to the run report, where one was asked for."""

@@ -112,9 +112,8 @@ class StrategyCheckpoints:
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """The optimizer's ``state_dict()``, with the state that is on the mesh."""
         optimizer = getattr(optimizer, "_optimizer", optimizer)
-        if self._mesh_run.optimizer_state is None:
-            return optimizer.state_dict()
-        return self._mesh_run.optimizer_state(optimizer)
+        executor = self._mesh_run.executor
+        return optimizer.state_dict() if executor is None else executor.optimizer_state(optimizer)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Give the optimizers the state of a checkpoint dict, on the mesh; after parameters were placed.
@@ -122,9 +121,9 @@ class StrategyCheckpoints:
         Raises:
             RuntimeError: no fit is on.
         """
-        if self._mesh_run.load_optimizer_states is None:
+        if self._mesh_run.executor is None:
             raise RuntimeError("optimizers get the state of a checkpoint only while a fit is set up")
-        self._mesh_run.load_optimizer_states(checkpoint["optimizer_states"])
+        self._mesh_run.executor.load_optimizer_states(checkpoint["optimizer_states"])
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:

@@ -31,8 +31,8 @@ class OnMesh(ProcessCollectives, Strategy):
         return jax.process_index() == 0
 
     def model_to_device(self) -> None:
-        if self._mesh_run.place_model is not None:
-            self._mesh_run.place_model()
+        if self._mesh_run.executor is not None:
+            self._mesh_run.executor.start()
 
 
 class ParallelStrategy(ParallelDevices, OnMesh):

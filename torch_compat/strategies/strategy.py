@@ -221,8 +221,8 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         """Calls ``configure_optimizers``; the state is made sharded like the parameters."""
-        if self._mesh_run.make_optimizers is not None:
-            self._mesh_run.make_optimizers()
+        if self._mesh_run.executor is not None:
+            self._mesh_run.executor.setup_optimizers()
 
     def setup_precision_plugin(self) -> None:
         """Connects the precision plugin with model and optimizers."""

@@ -60,7 +60,7 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         checkpoint["callbacks"] = {
             callback.state_key: state for callback in trainer.callbacks if (state := callback.state_dict())
         }
-        checkpoint["optimizer_states"] = _optimizer_states(trainer)
+        checkpoint["optimizer_states"] = [trainer.strategy.optimizer_state(one) for one in trainer.optimizers]
         checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         if state := mesh_state.loss_scale_state(trainer) or trainer.precision_plugin.state_dict():
             checkpoint[type(trainer.precision_plugin).__qualname__] = state
@@ -81,13 +81,6 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
 
 def _checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
     return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
-
-
-def _optimizer_states(trainer: Trainer) -> list[dict[str, Any]]:
-    """The state of every optimizer, through the strategy where it has its own way."""
-    if trainer.strategy.overrides("optimizer_state"):
-        return [trainer.strategy.optimizer_state(optimizer) for optimizer in trainer.optimizers]
-    return mesh_state.optimizer_states(trainer)
 
 
 def _dump_hparams(checkpoint: dict[str, Any], owner: Any) -> None:

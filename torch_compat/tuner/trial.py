@@ -117,7 +117,7 @@ class Snapshot:
         self._groups = [[_options(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._schedulers = [(scheduler, copy.deepcopy(scheduler.state_dict())) for scheduler in schedulers]
-        self._functional = trainer.executor.functional
+        self._optimizers = trainer.executor.placed_optimizers
         placed = trainer.strategy.placed
         self._arrays: HostSnapshot | None = None
         self._restore_eager: Callable[[], None] | None = None
@@ -149,8 +149,8 @@ class Snapshot:
             trainer.strategy.placed.advance(state)
             return
         # A step of the trial could not be compiled, and the run goes on eagerly.
-        if self._functional is not None:
-            self._functional.write_states(state.opt_state)
+        if self._optimizers is not None:
+            self._optimizers.functional.write_states(state.opt_state)
         _overwrite(trainer.lightning_module, {**state.params, **state.buffers})
 
 

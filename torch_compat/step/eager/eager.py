@@ -6,7 +6,7 @@ cannot be compiled. On several processes each does the same, with the rows of al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from torch_compat.step.update.user_step import UserStep
 if TYPE_CHECKING:
     from torch_compat.plugins.precision import Precision
     from torch_compat.step.eager.device import EagerDevice
+    from torch_compat.step.host.host_values import HostValues
 
 _NOTHING = np.zeros(0, np.float32)
 
@@ -55,6 +56,7 @@ class EagerSteps:
     ) -> None:
         self.log = ExecutorLog(fallback=reason)
         self.copy_batches = False
+        self.kept_rows: set[str] = set()
         self._precision = precision
         self._whole = whole
         self._is_whole = False
@@ -68,15 +70,14 @@ class EagerSteps:
         """``batches``, loaded apart from the random numbers of steps."""
         return batches if self._whole is None else self._whole.loaded(batches)
 
-    def whole(self, batch: Any) -> Any:
-        """The rows of all processes, before any hook has seen the batch."""
-        if self._whole is None:
-            return batch
-        self._is_whole = True
-        return self._whole.gather(batch)
+    def transferred(self, transfer: Callable[[Any, int], Any], batch: Any, dataloader_idx: int) -> Any:
+        """All rows of a batch, after the transfer hooks, on the device of the steps."""
+        if self._whole is not None:
+            self._is_whole = True
+            batch = self._whole.gather(batch)
+        return self._put(transfer(batch, dataloader_idx))
 
-    def put(self, batch: Any) -> Any:
-        """The batch where steps run."""
+    def _put(self, batch: Any) -> Any:
         return batch if self._device is None or self._device.is_host else map_tensors(self._device.put, batch)
 
     def place(self, batch: Any) -> HostBatch:
@@ -86,17 +87,26 @@ class EagerSteps:
         self._is_whole = False
         leaves, spec = flatten_batch(batch)
         logged = LoggedSize.of([leaf.shape for leaf in leaves], spec)
-        return HostBatch(self.put(batch), first_batch_size(leaves) or 1, logged)
+        return HostBatch(self._put(batch), first_batch_size(leaves) or 1, logged)
 
-    def evaluate(self, batch: HostBatch, step: Callable[[Any], Any], *, own_rows: bool = False) -> StepOutcome:
-        """Run one validation, test or predict step; with ``own_rows`` the result is that of this process's rows, on the host."""
+    def evaluate(
+        self, name: str, batch: HostBatch, static: Hashable, host_values: HostValues, call: Callable[[Any, Any], Any]
+    ) -> StepOutcome:
+        """Run one validation, test or predict step. The result of a predict step is that of this process's rows, on the host."""
         with torch.no_grad(), self._precision.forward_context():
-            result = step(batch.batch)
+            result = call(batch.batch, None)
+        own_rows = name == "predict_step"  # what each process returns and writes; nothing goes on with it
         if own_rows and self._whole is not None:
             result = self._whole.own_rows(result)
         if own_rows and self._device is not None and not self._device.is_host:
             result = map_tensors(torch.Tensor.cpu, result)
         return StepOutcome((), _NOTHING, lambda: result, batch.logged, batch=None if own_rows else batch.batch)
+
+    def look(self) -> None:
+        """Torch raises where it is."""
+
+    def wait(self) -> None:
+        """A step has ended when it returns, or raises when its values are read."""
 
 
 class EagerOptimization:

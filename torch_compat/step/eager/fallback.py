@@ -11,6 +11,9 @@ import torch
 from torch_compat.run.states import RunningStage
 from torch_compat.step.eager.device import eager_device, note
 from torch_compat.step.metrics.sync import gather_states
+from torch_compat.step.model_state import ModelState
+from torch_compat.step.run_context import StepStrategy
+from torch_compat.step.step_services import place_model
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import to_torch
 from torch_compat.utilities.metric_types import is_metric
@@ -20,8 +23,6 @@ from xlatrain.cluster.distributed import world
 if TYPE_CHECKING:
     from jax.sharding import Mesh
     from torchmetrics import Metric
-
-    from torch_compat.step.model_state import ModelState
 
 
 def executor_choice() -> str:
@@ -86,10 +87,27 @@ def bring_home(model: ModelState | None, release: Callable[[], object], reason: 
             "each process, but this model was made on its shards and does not fit there. Make the step compilable, or run on "
             "hosts with more memory"
         )
+    with_gradients(model, release)
+
+
+def with_gradients(model: ModelState, release: Callable[[], object]) -> None:
+    """Call ``release``, which gives the module host tensors; they have the gradients that they had on the mesh."""
     accumulated = {name: to_torch(grad) for name, grad in model.state.accumulated.items()}
     release()
     for name, grad in accumulated.items():
         model.params[name].grad = grad
+
+
+def share_values(strategy: StepStrategy, module: torch.nn.Module, reason: str, kind: type[ModelState] = ModelState) -> None:
+    """Give the module the values that it would have on the mesh: process 0's, or those of its constructor's tape. Collective.
+
+    Args:
+        reason: why steps run eagerly, for :func:`bring_home`.
+        kind: of the module's arrays.
+    """
+    model = place_model(strategy, module, kind)
+    bring_home(model, lambda: model.release(to_host=True), reason)
+    strategy.placed = None
 
 
 _CONCERNED = {

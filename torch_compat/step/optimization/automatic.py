@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from torch_compat.callbacks.non_finite_guard import guard_of
@@ -15,6 +14,7 @@ from torch_compat.step.gradients import VisibleGradients, of_captured_graph
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.mesh_step_runner import MeshStepRunner
+from torch_compat.step.optimization.planned_update import PlannedUpdate
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.placed_batch import PlacedBatch
@@ -34,9 +34,6 @@ GRADIENT_HOOKS = (
     "optimizer_step",
 )
 """Hooks between the forward pass and the update. Where one is overridden the program is cut after the gradients."""
-
-
-_NO_OPTIONS = np.zeros(0, np.float32)
 
 
 def gradient_hooks(run: RunContext) -> set[str]:
@@ -72,6 +69,7 @@ class AutomaticOptimization:
         functional: its pure form.
 
     Attributes:
+        update: what the programs do with the gradients.
         keeps_gradients: whether the gradients of steps outlive them, as ``kept_gradients``, for :meth:`step_again`.
     """
 
@@ -103,48 +101,27 @@ class AutomaticOptimization:
         self._loss: torch.Tensor | None = None  # of that
         self.keeps_gradients = False
         self.kept_gradients: dict[str, Any] | None = None
-        self._clip_value: float = 0.0
-        self._options: np.ndarray | None = None
-        self._hyper_on_mesh: Any = None
-        self._plan = self._plan_clipping_by(None)
-        steps.set_plan(self._plan)
+        self.update = PlannedUpdate(steps, functional, self._plan_clipping_by)
 
     def _plan_clipping_by(self, algorithm: str | None) -> UpdatePlan:
         run = self._run
         scaler, guard = run.precision_plugin.scaler, guard_of(run.callbacks)
         return UpdatePlan(self._functional, algorithm, self._steps.model.offloads, scaler, guard)
 
-    def _plan_update(self) -> None:
-        """Make another plan where the Trainer's clipping has changed: a callback may do that, and the next step goes by it."""
+    def _follow_clipping(self) -> None:
         run = self._run
-        value = run.gradient_clip_val or 0.0
-        clips_by = None if "configure_gradient_clipping" in self._overridden else run.gradient_clip_algorithm or "norm"
-        clips_by = clips_by if value > 0 else None
-        if value != self._clip_value:
-            self._clip_value, self._options = value, None
-        if clips_by != self._plan.clips_by:
-            self._plan = self._plan_clipping_by(clips_by)
-            self._steps.set_plan(self._plan)
-
-    def _hyper_and_static(self) -> tuple[Any, Any]:
-        """The numeric options and the clip value, kept on the mesh while they do not change; what else a program depends on."""
-        options, static = (_NO_OPTIONS, None) if self._functional is None else self._functional.options()
-        if options is not self._options:
-            self._options = options
-            self._hyper_on_mesh = self._steps.model.replicate(
-                (options, np.float32(self._clip_value)) if self._clip_value else (options,)
-            )
-        return self._hyper_on_mesh, static if self._plan.clips_by is None else (static, self._plan.clips_by)
+        clips = "configure_gradient_clipping" not in self._overridden
+        self.update.follow(run.gradient_clip_val or 0.0, run.gradient_clip_algorithm or "norm" if clips else None)
 
     def _push_states(self) -> None:
         """A hook may have looked at, and changed, the optimizer's state since the batch began."""
-        if (live := self._run.executor.live_states) is not None:
-            live.push()
+        if (optimizers := self._run.executor.placed_optimizers) is not None:
+            optimizers.push()
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """Run a batch: gradients, and the update if ``stepped``."""
         run = self._run
-        self._plan_update()
+        self._follow_clipping()
         placed = self._steps.place(batch)
         host_values = run.executor.counters(batch_idx)
         accumulate = run.accumulate_grad_batches
@@ -154,7 +131,7 @@ class AutomaticOptimization:
                 self._steps.model.drop_gradients()
             if stepped and self._hooks.before_step(self._optimizer):
                 self._push_states()
-            hyper, static = self._hyper_and_static()
+            hyper, static = self.update.numbers()
             try:
                 outcome = self._steps.train(placed, mode, accumulate, hyper, static, host_values, self._user_step)
             except Exception as error:
@@ -203,7 +180,7 @@ class AutomaticOptimization:
 
         def train() -> StepOutcome:
             self._push_states()
-            hyper, static = self._hyper_and_static()
+            hyper, static = self.update.numbers()
             return self._steps.train(placed, "split", run.accumulate_grad_batches, hyper, static, host_values, self._user_step)
 
         def closure() -> torch.Tensor | None:
@@ -307,7 +284,7 @@ class AutomaticOptimization:
         if self.keeps_gradients:
             self.kept_gradients = self._steps.model.grads.arrays()
         self._push_states()
-        self._steps.apply(*self._hyper_and_static())
+        self._steps.apply(*self.update.numbers())
         if self._functional is not None:
             self._functional.notify_step()
         return loss

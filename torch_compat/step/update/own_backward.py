@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
 
 from torch_compat.run import hook_calls as call
 from torch_compat.step.guards.ahead_of_time import ahead_of_time
 from torch_compat.step.run_context import RunContext
+from torch_compat.utilities.overrides import overrides
 from xlatrain.bridge.errors import CaptureError
 
-if TYPE_CHECKING:
-    from torch_compat.step.effects.logged import LogRecorder
-
 _BEFORE = ("on_before_zero_grad", "optimizer_zero_grad", "on_before_backward")
+
+
+def own_backward(run: RunContext) -> Callable[[torch.Tensor, Callable[..., None]], Any] | None:
+    """The backward of the strategy, a plugin or the module, for captured steps; None where nobody overrides torch's."""
+    own = call.has_own("backward", run.lightning_module)
+    if own or run.strategy.overrides("backward") or overrides(run.precision_plugin, "backward"):
+        return functools.partial(_captured, run)
+    return None
+
+
+def _captured(run: RunContext, loss: torch.Tensor, differentiate: Callable[..., None]) -> None:
+    """The backward pass while a step is captured; the hooks around it run on the host."""
+    mesh_run = run.strategy._mesh_run
+    own = call.has_own("backward", run.lightning_module)
+    mesh_run.backward = functools.partial(call.module_hook, run, "backward") if own else differentiate
+    mesh_run.gradients_only = True
+    try:
+        run.strategy.backward(loss, run.optimizers[0] if run.optimizers else None)
+    finally:
+        mesh_run.backward, mesh_run.gradients_only = None, False
 
 
 def hook_before(run: RunContext) -> str | None:
@@ -24,17 +45,17 @@ def hook_before(run: RunContext) -> str | None:
 
 
 @contextlib.contextmanager
-def after_hooks(run: RunContext, hook: str | None, recorder: LogRecorder | None) -> Iterator[None]:
+def after_hooks(run: RunContext, hook: str | None) -> Iterator[None]:
     """A captured backward pass, whose Python runs before the hooks that come before it are called.
 
     Args:
         hook: one of these, see :func:`hook_before`.
-        recorder: of the capture; None: nothing is captured.
 
     Raises:
         CaptureError: there are such hooks, and the block has effects on the host, or reads what they may have changed.
     """
-    if hook is None or recorder is None:
+    recorder = run.executor.recorder
+    if hook is None or recorder is None:  # nothing is captured
         yield
         return
     of_module = call.has_own("backward", run.lightning_module)

@@ -1,0 +1,20 @@
+"""Batches that may be overwritten while their step still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from torch_compat.run import hook_calls as call
+from torch_compat.step.run_context import RunContext
+
+
+def may_change_batches(run: RunContext, loaders: Sequence[Any]) -> bool:
+    """Whether a batch may be overwritten meanwhile: by a loader that reuses memory, or by a user's hook."""
+    if any(not isinstance(one, DataLoader) or one.batch_sampler is None for one in loaders):
+        return True
+    own = [callback for callback in run.callbacks if not type(callback).__module__.startswith("torch_compat.")]
+    hooks = [f"on_{stage}_batch_end" for stage in ("train", "validation", "test", "predict")]
+    return any(call.has_own(hook, owner) for hook in hooks for owner in (run.lightning_module, *own))

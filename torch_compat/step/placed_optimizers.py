@@ -1,0 +1,90 @@
+"""The optimizers of a run whose state is on the mesh."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_compat.step.model_state import ModelState
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.live_state import LiveOptimizerStates, states_kept
+from torch_compat.step.optimizers.optimizer_set import OptimizerSet
+from torch_compat.step.optimizers.state import read_exported
+
+
+class PlacedOptimizers:
+    """Optimizers with their state on the mesh, which begins with what they have.
+
+    Args:
+        model: the module on the mesh.
+        functional: the pure form of the optimizer, or of all where steps run them themselves.
+        optimizers: torch's, in order.
+        live: whether user code that asks for ``optimizer.state`` gets what is on the mesh.
+    """
+
+    def __init__(
+        self,
+        model: ModelState,
+        functional: FunctionalOptimizer | OptimizerSet,
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        live: bool = True,
+    ) -> None:
+        self.functional = functional
+        self.optimizers = list(optimizers)
+        self._model = model
+        model.add_optimizer(functional.init)
+        if any(one.state for one in self.optimizers):
+            self._load()
+        self._live = LiveOptimizerStates(self.optimizers, self._fetch, self._load) if live else None
+
+    def _fetch(self) -> None:
+        self.functional.write_states(self._model.state.opt_state)
+
+    def _load(self) -> None:
+        self._model.load_optimizer(self.functional.import_state)
+
+    def push(self) -> None:
+        """Push to the mesh what user code did to the states that it has seen."""
+        if self._live is not None:
+            self._live.push()
+
+    def state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """``optimizer.state_dict()``, with the state that is on the mesh if it is one of these.
+
+        Tensors are read from the mesh when something needs their values, which must be before the next step.
+        """
+        index = next((i for i, one in enumerate(self.optimizers) if one is optimizer), None)
+        if index is None:
+            return optimizer.state_dict()
+        self.push()
+        with states_kept(self.optimizers):
+            return self.functional.export_states(self._model.state.opt_state)[index]
+
+    def load(self, states: Iterable[tuple[torch.optim.Optimizer, Mapping[str, Any]]]) -> None:
+        """Give optimizers such states, on the mesh; the others keep theirs."""
+        if self._live is None:
+            self._fetch()
+        for optimizer, state in states:
+            optimizer.load_state_dict(dict(state))
+        self._load() if self._live is None else self._live.push()
+
+    def release(self, *, to_host: bool = True, failed: bool = False, others: Sequence[torch.optim.Optimizer] = ()) -> None:
+        """Give the optimizers their state, and the mesh its memory.
+
+        Args:
+            to_host: it fits there.
+            failed: the run ended with an error, maybe inside of a step, whose donated arrays are gone.
+            others: optimizers that were given states of these.
+        """
+        seen = self._live is not None and self._live.end(failed=failed)
+        self._live = None
+        if to_host and not seen:
+            with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
+                self._fetch()
+                self._model.drop_optimizer()
+                for optimizer in {id(one): one for one in (*self.optimizers, *others)}.values():
+                    read_exported(optimizer)
