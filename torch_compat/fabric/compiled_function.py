@@ -22,6 +22,7 @@ from torch_compat.step.capture.cached_program import NamedStatic, StepName
 from torch_compat.step.guards.fingerprints import fingerprint
 from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.mesh_steps import UpdatingStep
 from torch_compat.step.optimizers.host_part import HostPart
 from torch_compat.step.values.marks import same
 from torch_compat.step.values.user_objects import is_user_object
@@ -92,7 +93,7 @@ class CompiledFunction:
 
         facts = NamedStatic((*arguments.facts, *self._facts()))
         with model.explained_shortage():
-            outcome, _ = steps.train_manually(placed, host, host_values, user, name=self._name, facts=facts)
+            outcome = steps.run(UpdatingStep(steps, placed, host, host_values, user, self._name, facts))
             if not self._has_run:  # programs run asynchronously: what does not fit shows in the first
                 jax.block_until_ready(steps.model.raw_state.params)
                 self._has_run = True

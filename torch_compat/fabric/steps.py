@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +79,6 @@ class FabricSteps(MeshStepRunner):
     ) -> None:
         super().__init__(model, mesh, services)
         self._shortage = shortage
-        self._have_run: set[Hashable] = set()
         self._gone: deque[StepName] = deque()
         self._followers: dict[str, set[StepName]] = {}  # root → the steps that find it in their variables
         self._calls: MutableMapping[torch.nn.Module, dict[str, _CallNames]] = WeakIdKeyDictionary()
@@ -159,15 +157,11 @@ class FabricSteps(MeshStepRunner):
         facts = NamedStatic((("arguments that require grad", wanted),))
         forward = self._forward_variant(names.forward, facts, placed, host, user, wanted)
         backward = self._backward_variant(names.backward, facts, placed, host, user, wanted, forward)
-        state, self._evaluations = self.model.state, self._evaluations + 1
-        inputs = (state.params, state.buffers, state.key, np.int32(-self._evaluations), placed.arrays)
-        with self._explained(id(forward.step)) as wait_for:
-            written, outputs = self._variants.run(forward, *inputs, forward.step.scalars.inputs(host))
-            wait_for(outputs)
+        state = self.model.state
+        inputs = (state.params, state.buffers, state.key, np.int32(-self.count_evaluation()), placed.arrays)
+        written, outputs = self._explained(forward, *inputs, forward.step.scalars.inputs(host))
         if any(written):
-            params, buffers = written
-            new = dataclasses.replace(state, params={**state.params, **params}, buffers={**state.buffers, **buffers})
-            self.model.advance(new)
+            self.take_written(*written)
         indices = forward.step.differentiable
 
         def differentiate(cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -194,7 +188,7 @@ class FabricSteps(MeshStepRunner):
             _check_call(step, name)
             return Built(evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False))
 
-        spec = self._spec(call_body(wanted), placed, user)
+        spec = self.spec(call_body(wanted), placed, user)
         return self._variants.lookup_or_capture(name, facts, placed, host_values, spec, build)
 
     def _backward_variant(
@@ -221,7 +215,7 @@ class FabricSteps(MeshStepRunner):
             options = compiler_options(self.mesh, self.model.gradient_bytes())
             return Built(_backward_program(step, placed, split, shardings, self.mesh, options))
 
-        spec = dataclasses.replace(self._spec(call_backward_body(wanted), placed, user), inputs=inputs)
+        spec = dataclasses.replace(self.spec(call_backward_body(wanted), placed, user), inputs=inputs)
         return self._variants.lookup_or_capture(name, facts, placed, host_values, spec, build)
 
     def _has_rows(self, shape: tuple[int, ...], placed: PlacedBatch) -> bool:
@@ -251,9 +245,7 @@ class FabricSteps(MeshStepRunner):
                 "optimizer's step, or a compiled step) between this call of the module and its backward pass"
             )
         scalars = variant.step.scalars.inputs(host_values)
-        with self._explained(id(variant.step)) as wait_for:
-            grads, outputs = self._variants.run(variant, params, *state, [*arrays, *cotangents], scalars)
-            wait_for(grads)
+        grads, outputs = self._explained(variant, params, *state, [*arrays, *cotangents], scalars)
         model = self.model
         model.push_gradients()
         total = _sum(model.state.accumulated, grads)
@@ -271,29 +263,25 @@ class FabricSteps(MeshStepRunner):
         own = {model.name_of(param) for param in params}
         stepped = tuple(name for name in model.state.accumulated if name in own)
         key = (index, stepped, optimizers.static_key())
-        if key not in self._updates:
+        first = key not in self._updates
+        if first:
             self._updates[key] = self._update_program(index, optimizers)
         state, hyper = model.state, model.replicate(optimizer.hyper())
         params = {name: state.params[name] for name in stepped}
         grads = {name: state.accumulated[name] for name in stepped}
-        with self._explained(key) as wait_for:
+        with self._shortage():
             new, opt_state = self._updates[key](params, state.opt_state, grads, hyper)
-            wait_for(new)
+            if first:
+                jax.block_until_ready(new)
         optimizer.mark_stepped()
         model.advance(dataclasses.replace(state, params={**state.params, **new}, opt_state=opt_state))
         optimizer.run_post_hooks()
 
-    @contextlib.contextmanager
-    def _explained(self, program: Hashable) -> Iterator[Callable[[Any], None]]:
-        """Run a program in the block; gives a function that waits for arrays in its first run, when a lack of memory may show."""
-
-        def wait_for(arrays: Any) -> None:
-            if program not in self._have_run:
-                jax.block_until_ready(arrays)
-                self._have_run.add(program)
-
+    def _explained(self, program: CachedProgram, *args: Any) -> Any:
+        """Run a program; this waits for its first run, when a lack of memory may show."""
         with self._shortage():
-            yield wait_for
+            found = self._variants.run(program, *args)
+            return jax.block_until_ready(found) if program.runs == 1 else found
 
     def _update_program(self, index: int, optimizers: OptimizerSet) -> Callable[..., Any]:
         """``(params, opt_state, grads, hyper) -> (params, opt_state)``, jitted.

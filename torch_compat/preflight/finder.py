@@ -162,7 +162,9 @@ def _find(trainer: Trainer, evaluation: bool, divide: int) -> FoundSteps:
             name: None if one is None else jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=shardings[name])
             for name, one in grads.items()
         }
-        found.steps.append(Step("update", steps._builder().apply(), (steps.model.state, grads, optimization.update.numbers()[0])))
+        found.steps.append(
+            Step("update", steps.programs.update(None), (steps.model.state, grads, optimization.update.numbers()[0]))
+        )
         hooks = ", ".join(sorted(optimization._overridden))
         found.notes.append(f"gradients leave the program, because these are overridden: {hooks}")
     found.loops = list(steps.log.loops)

@@ -76,7 +76,7 @@ class AbstractSteps(MeshStepRunner):
 
     def __init__(self, model: AbstractModelState, mesh: Any, services: Any) -> None:
         super().__init__(model, mesh, services)
-        self._planned = None
+        self.planned = None
         self._variants = FindingVariants(model, services.roots, self._effects.roots, self.log, services.compiling)
 
     def _batch_forms(self) -> Any:

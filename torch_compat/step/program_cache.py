@@ -212,13 +212,13 @@ class ProgramCache:
             return variants
         last = self._held.get(name)
         followed = {} if last is None else last.followed
-        return sorted(variants, key=lambda one: (followed.get(id(one), 0.0), one.held_at), reverse=True)
+        return sorted(variants, key=lambda one: (followed.get(one, 0.0), one.held_at), reverse=True)
 
     def note_held(self, name: str, variant: CachedProgram) -> None:
         """Note that the outcomes of a step were those for which this program was made."""
         if (last := self._held.get(name)) is not None:
             last.followed = {one: count * _FORGETS for one, count in last.followed.items()}
-            last.followed[id(variant)] = last.followed.get(id(variant), 0.0) + 1
+            last.followed[variant] = last.followed.get(variant, 0.0) + 1
         self._holds += 1
         variant.held_at, self._held[name] = self._holds, variant
 
@@ -315,7 +315,7 @@ class ProgramCache:
 
     def _all(self, wanted: Callable[[Any], bool]) -> list[CachedProgram]:
         found = [variants for key, family in self._variants.items() if wanted(key) for variants in family.values()]
-        return list({id(variant): variant for variants in found for variant in variants}.values())
+        return list({variant: None for variants in found for variant in variants})
 
     def _count(self, name: str, new: bool, compiled_before: bool) -> None:
         self._log.variants += new

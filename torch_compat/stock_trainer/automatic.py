@@ -17,6 +17,7 @@ from lightning.pytorch.trainer import call
 from torch_compat.run import hook_calls
 from torch_compat.step.gradients import of_captured_graph
 from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.mesh_steps import TrainingStep
 from torch_compat.step.optimization.automatic import GRADIENT_HOOKS
 from torch_compat.step.optimization.planned_update import PlannedUpdate
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
@@ -87,7 +88,8 @@ class AutomaticSteps:
                 run.model.drop_gradients()
             hyper, static = self._update.numbers()
             mode = "fused" if fused else "split"
-            outcome = run.steps.train(placed, mode, accumulate, hyper, static, run.host_values(batch_idx), user_step)
+            step = TrainingStep(run.steps, placed, mode, accumulate, hyper, static, run.host_values(batch_idx), user_step)
+            outcome = run.steps.run(step)
         self._updated = fused
         return self._output(outcome)
 

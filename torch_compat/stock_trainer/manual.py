@@ -9,6 +9,7 @@ import torch
 
 from torch_compat.run import hook_calls
 from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.mesh_steps import UpdatingStep
 from torch_compat.step.optimizers.host_part import HostPart
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.stock_trainer.capturing import entered
@@ -48,8 +49,9 @@ class ManualSteps:
                 with patched([(one, name, count) for name, count in counting for one in self._wrapped]):
                     return run.module.training_step(traced, *counted)
 
-            outcome, step = run.steps.train_manually(placed, self._host, host_values, user_step)
-        for _ in range(step.scalars.moved.get("global_step", 0)):  # what stock's loop counts around a step
+            step = UpdatingStep(run.steps, placed, self._host, host_values, user_step)
+            outcome = run.steps.run(step)
+        for _ in range(step.steps):  # what stock's loop counts around a step
             self._wrapped[0]._on_before_step()
             self._wrapped[0]._on_after_step()
         run.give_logs(outcome)

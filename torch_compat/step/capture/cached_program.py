@@ -72,7 +72,7 @@ class Built(NamedTuple):
 Build = Callable[[CapturedStep], Built]
 
 
-@dataclass
+@dataclass(eq=False)
 class CachedProgram:
     """A captured and compiled form of a step.
 
@@ -87,7 +87,7 @@ class CachedProgram:
         compiled, stacking: see :class:`Built`.
         outdated: whether tensors of ``constants`` have other values now.
         held_at: when its outcomes were last the true ones; 0: never.
-        followed: by id of the program whose outcomes were those of the next step, how often, of late more than long ago.
+        followed: by the program whose outcomes were those of the next step, how often, of late more than long ago.
     """
 
     step: CapturedStep
@@ -102,7 +102,7 @@ class CachedProgram:
     stacking: Stacking | None = None
     outdated: bool = False
     held_at: int = 0
-    followed: dict[int, float] = field(default_factory=dict)
+    followed: dict[CachedProgram, float] = field(default_factory=dict, repr=False)
 
     @property
     def is_due(self) -> bool:

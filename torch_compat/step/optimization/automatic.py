@@ -14,6 +14,7 @@ from torch_compat.step.gradients import VisibleGradients, of_captured_graph
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.mesh_step_runner import MeshStepRunner
+from torch_compat.step.mesh_steps import TrainingStep
 from torch_compat.step.optimization.planned_update import PlannedUpdate
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.step.outcome import StepOutcome
@@ -133,7 +134,8 @@ class AutomaticOptimization:
                 self._push_states()
             hyper, static = self.update.numbers()
             try:
-                outcome = self._steps.train(placed, mode, accumulate, hyper, static, host_values, self._user_step)
+                step = TrainingStep(self._steps, placed, mode, accumulate, hyper, static, host_values, self._user_step)
+                outcome = self._steps.run(step)
             except Exception as error:
                 outcome = run.executor.after_failure(error, lambda: self._go_on_eagerly(batch, batch_idx, stepped))
             else:
@@ -181,7 +183,9 @@ class AutomaticOptimization:
         def train() -> StepOutcome:
             self._push_states()
             hyper, static = self.update.numbers()
-            return self._steps.train(placed, "split", run.accumulate_grad_batches, hyper, static, host_values, self._user_step)
+            accumulate = run.accumulate_grad_batches
+            step = TrainingStep(self._steps, placed, "split", accumulate, hyper, static, host_values, self._user_step)
+            return self._steps.run(step)
 
         def closure() -> torch.Tensor | None:
             try:

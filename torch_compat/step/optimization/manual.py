@@ -11,6 +11,7 @@ from typing import Any
 from torch_compat.step.capture.cached_program import NO_FACTS, NamedStatic
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.mesh_step_runner import MeshStepRunner
+from torch_compat.step.mesh_steps import UpdatingStep
 from torch_compat.step.optimizers.host_part import HostPart
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.outcome import StepOutcome
@@ -47,8 +48,9 @@ class ManualOptimization:
             return self._user.manual(batch, batch_idx)
 
         facts, scaler = self._facts(stepped), self._run.scaler
-        outcome, step = self._steps.train_manually(placed, self._host, host_values, user_step, facts=facts, scaler=scaler)
-        self._run.fit_loop.progress.global_step += step.scalars.moved.get("global_step", 0)
+        step = UpdatingStep(self._steps, placed, self._host, host_values, user_step, facts=facts, scaler=scaler)
+        outcome = self._steps.run(step)
+        self._run.fit_loop.progress.global_step += step.steps
         self._user.hooks.after_training_step()
         return outcome
 

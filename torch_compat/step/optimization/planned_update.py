@@ -30,8 +30,7 @@ class PlannedUpdate:
         self._clip_value = 0.0
         self._options: np.ndarray | None = None
         self._on_mesh: Any = None
-        self._plan = plan(None)
-        steps.set_plan(self._plan)
+        steps.programs.set_plan(plan(None))
 
     def follow(self, clip_value: float, algorithm: str | None) -> None:
         """Go by the clipping of this moment: a callback may change it, and the next step goes by it.
@@ -43,9 +42,8 @@ class PlannedUpdate:
         clips_by = algorithm if clip_value > 0 else None
         if clip_value != self._clip_value:
             self._clip_value, self._options = clip_value, None
-        if clips_by != self._plan.clips_by:
-            self._plan = self._make(clips_by)
-            self._steps.set_plan(self._plan)
+        if clips_by != self._steps.programs.plan.clips_by:
+            self._steps.programs.set_plan(self._make(clips_by))
 
     def numbers(self) -> tuple[Any, Any]:
         """The numeric options and the clip value, kept on the mesh while they do not change; what else a program depends on."""
@@ -54,4 +52,5 @@ class PlannedUpdate:
             self._options = options
             values = (options, np.float32(self._clip_value)) if self._clip_value else (options,)
             self._on_mesh = self._steps.model.replicate(values)
-        return self._on_mesh, static if self._plan.clips_by is None else (static, self._plan.clips_by)
+        clips_by = self._steps.programs.plan.clips_by
+        return self._on_mesh, static if clips_by is None else (static, clips_by)

@@ -1,0 +1,124 @@
+"""The XLA programs of one runner's captured steps, for the update that it plans."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from jax.sharding import Mesh
+
+from torch_compat.run.report import ExecutorLog
+from torch_compat.step.capture.cached_program import Built
+from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.model_state import ModelState
+from torch_compat.step.optimizers.optimizer_set import OptimizerSet
+from torch_compat.step.placed_batch import PlacedBatch
+from torch_compat.step.programs import (
+    UpdatingPrograms,
+    evaluation_program,
+    in_matmul_precision,
+    training_program,
+    updating_program,
+)
+from torch_compat.step.update.plan import UpdatePlan, update
+from xlatrain.bridge.capture.vocabulary import losses_of
+from xlatrain.bridge.lower.kernels.chosen import kernels_of
+from xlatrain.step.stacking import Stacking
+from xlatrain.step.step import StepBuilder, no_update
+
+
+class ProgramBuilder:
+    """Makes the programs of steps of one module.
+
+    Args:
+        model: the module on the mesh.
+        mesh: the mesh.
+        log: told what of a step became a loop or a kernel.
+
+    Attributes:
+        plan: the update, loss scaling and check of gradients of training programs; assign another with :meth:`set_plan`.
+    """
+
+    def __init__(self, model: ModelState, mesh: Mesh, log: ExecutorLog) -> None:
+        self.plan = UpdatePlan(None)
+        self._model, self._mesh, self._log = model, mesh, log
+        self._updates: dict[Hashable, Callable[..., Any]] = {}  # by what else than arrays an update depends on
+        self._updating = UpdatingPrograms()
+
+    def set_plan(self, plan: UpdatePlan) -> None:
+        """Plan the update of the training programs that are made from now on."""
+        self.plan = plan
+        self._updates.clear()
+
+    def training(self, step: CapturedStep, batch: PlacedBatch, mode: str, accumulate: int) -> Built:
+        """The program of a training step; for ``mode`` and ``accumulate`` see :class:`~.mesh_steps.TrainingStep`."""
+        stacking = None if mode == "split" else self._stack(step)
+        builder = self._builder(step.capture.uses_random, stacking)
+        key = None if (plan := self.plan.key) is None else ("train", mode, accumulate, plan, builder.key)
+        return self._kept(step, batch, key, lambda: training_program(step, batch, mode, builder), stacking)
+
+    def updating(self, step: CapturedStep, batch: PlacedBatch, optimizers: OptimizerSet, facts: Hashable) -> Built:
+        """The program of a training step that runs its optimizers itself.
+
+        Args:
+            facts: what else decides about the program.
+        """
+        model, size = self._model, self._model.gradient_bytes()
+        builder = StepBuilder(self._mesh, no_update, model.shardings, draws=step.capture.uses_random, gradient_bytes=size)
+        step_optimizer = optimizers.update_from_host if model.offloads else optimizers.update
+        others = (batch.key(), optimizers.static_key(), facts, model.requires_grad(), torch.get_float32_matmul_precision())
+        return Built(self._updating.of(step, others, lambda: updating_program(step, batch, step_optimizer, builder)))
+
+    def evaluation(self, step: CapturedStep, batch: PlacedBatch) -> Built:
+        """The program of a validation, test or predict step."""
+        shardings, stacking = self._model.param_shardings, self._stack(step)
+        key = ("evaluate", self._mesh, tuple(sorted(shardings.items())), stacking)
+        make = functools.partial(evaluation_program, step, batch, self._mesh, shardings, stacked=stacking is not None)
+        return self._kept(step, batch, key, make, stacking)
+
+    def update(self, static: Hashable) -> Callable[..., Any]:
+        """The program of the update alone; ``static`` is what else than arrays it depends on."""
+        if static not in self._updates:
+            self._updates[static] = self._builder().apply()
+        return self._updates[static]
+
+    def _builder(self, draws: bool = True, stacking: Stacking | None = None) -> StepBuilder:
+        plan = self.plan
+        run = in_matmul_precision(functools.partial(update, plan.frozen()))
+        size = self._model.gradient_bytes()
+        return StepBuilder(self._mesh, run, self._model.shardings, plan.scaler, draws, stacking, plan.guard, size)
+
+    def _kept(
+        self,
+        step: CapturedStep,
+        batch: PlacedBatch,
+        key: Hashable | None,
+        make: Callable[[], Callable[..., Any]],
+        stacking: Stacking | None,
+    ) -> Built:
+        """The program that ``make`` makes, or that an earlier run has made; for ``key`` see :meth:`KeptGraph.program`."""
+        if step.kept is None or key is None:
+            return Built(make(), False, stacking)
+        rows, split = batch.form.rows, batch.form.split
+        key = (key, rows, split, step.scalars.is_empty, tuple(step.scalars.outcomes))
+        return Built(*step.kept.program(key, make), stacking)
+
+    def _stack(self, step: CapturedStep) -> Stacking | None:
+        """Decide how the programs of a captured step want the parameters of repeated layers; None by name, as they are."""
+
+        def allowed(names: Sequence[str]) -> bool:
+            return self._model.may_stack(names) and self.plan.stackable(names, self._model.state.opt_state)
+
+        stacking = step.stacking(allowed)
+        rolled, log = step.capture.rolled, self._log
+        unrolled = (
+            "" if stacking else ", left unrolled: the optimizer, or how they are sharded, does not take their parameters stacked"
+        )
+        log.loops += [f"{loop}{unrolled}" for loop in rolled.loops]
+        log.loops += [f"{refused}, left unrolled" for refused in rolled.refused]
+        told = kernels_of(step.capture.graph.graph, self._mesh)
+        log.attention += [kernel for kernel in told if kernel not in log.attention]
+        log.losses += [loss for loss in losses_of(step.capture.graph.graph) if loss not in log.losses]
+        return stacking
