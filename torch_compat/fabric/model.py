@@ -253,7 +253,7 @@ class MeshModel:
         optimizer.load_state_dict(dict(state)) if optimizers is None else optimizers.load([(optimizer, state)])
 
     def _placed_optimizers(self, optimizer: Optimizer) -> PlacedOptimizers | None:
-        """Those on the mesh, if this one is among them."""
+        """The optimizers on the mesh, if this one is among them."""
         return None if self._run is None or self.index_of(optimizer) is None else self._run.optimizers
 
     # -- leaving the mesh ------------------------------------------------------------------------------------------

@@ -99,12 +99,12 @@ class MeshRun:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those whose state is on the mesh."""
+        """The optimizers whose state is on the mesh."""
         return [] if self._placed.optimizers is None else self._placed.optimizers.optimizers
 
     @property
     def functional(self) -> FunctionalOptimizer | OptimizerSet | None:
-        """Their pure form."""
+        """The pure form of the optimizers."""
         return None if self._placed.optimizers is None else self._placed.optimizers.functional
 
     def push_states(self) -> None:
