@@ -31,6 +31,7 @@ class Explanation:
         where: file and line of the user's that cannot be compiled; empty if the reason has none.
         reason: why steps are eager; empty if they are not.
         fix: what to change.
+        on_host: methods of evaluation that run on the host beside compiled training, each with where, reason and fix.
     """
 
     stage: str
@@ -41,20 +42,23 @@ class Explanation:
     where: str
     reason: str
     fix: str
+    on_host: list[str]
 
     @classmethod
     def of(cls, run: dict[str, Any]) -> Explanation:
         """The explanation of an entry of the run report."""
         where, reason, fix = _parts(run["fallback"] or "")
-        return cls(run["stage"], run["executor"], run["mesh"], run["variants"], run["recompilations"], where, reason, fix)
+        on_host = [f"{name}: EAGER on the host\n{_told(*_parts(text))}" for name, text in run["on_host"].items()]
+        return cls(
+            run["stage"], run["executor"], run["mesh"], run["variants"], run["recompilations"], where, reason, fix, on_host
+        )
 
     def __str__(self) -> str:
         mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1) or "one device"
         if self.executor != "eager":
             lines = [f"{self.stage}: {self.executor} · {mesh} · {self.programs} program{'s' * (self.programs != 1)}"]
-            return "\n".join([*lines, *(f"  compiled again: {text}" for text in self.recompilations)])
-        told = [("where", self.where), ("reason", self.reason), ("fix", self.fix)]
-        return "\n".join([f"{self.stage}: EAGER on the host", *(f"  {name + ':':7} {text}" for name, text in told if text)])
+            return "\n".join([*lines, *(f"  compiled again: {text}" for text in self.recompilations), *self.on_host])
+        return "\n".join([f"{self.stage}: EAGER on the host", _told(self.where, self.reason, self.fix)])
 
 
 def explain(script: Sequence[str], batches: int = 4) -> tuple[list[Explanation], str | None]:
@@ -123,6 +127,11 @@ def _short_runs(batches: int) -> Iterator[None]:
         yield
 
 
+def _told(where: str, reason: str, fix: str) -> str:
+    told = [("where", where), ("reason", reason), ("fix", fix)]
+    return "\n".join(f"  {name + ':':7} {text}" for name, text in told if text)
+
+
 def _parts(fallback: str) -> tuple[str, str, str]:
     """Where, why and what to change, of the text of a fallback."""
     text, _, fix = fallback.partition("Fix:")
@@ -155,7 +164,7 @@ class _Command:
             print(json.dumps({"runs": [asdict(one) for one in found], "error": error}, indent=1))
         else:
             print("\n".join(map(str, found)))
-            if any(one.executor == "eager" for one in found):
+            if any(one.executor == "eager" or one.on_host for one in found):
                 print(f"More about reasons and fixes: {_PAGE}")
         if error is not None:
             print(f"xlatrain explain: the script ended early.\n{error}", file=sys.stderr)
@@ -163,7 +172,7 @@ class _Command:
             print("xlatrain explain: the script ran no step, so there is nothing to explain", file=sys.stderr)
         if error is not None or not found or any(one.executor == "none" for one in found):
             return 2
-        return int(any(one.executor == "eager" for one in found))
+        return int(any(one.executor == "eager" or one.on_host for one in found))
 
 
 COMMAND = _Command()

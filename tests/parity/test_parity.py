@@ -210,6 +210,11 @@ EAGER_CASES = {
     "sparse_gradients_of_bags": "embedding_bag with sparse=True",
 }
 
+# Cases whose training is compiled, with the steps of evaluation that are not, and why.
+ON_HOST_CASES = {
+    "validation_that_decodes_in_python": {"validation_step": "wild_kinds.py"},
+}
+
 
 @pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize(("script", "case"), [one for one in CASES if one[0] in MIXED_SCRIPTS])
@@ -224,6 +229,9 @@ def test_compiled_or_the_reason_is_named(script: str, case: str, backend: Backen
             assert EAGER_CASES[case] in entry["fallback"]
         else:
             assert (entry["executor"], entry["fallback"], entry["mesh_size"]) == ("compiled", None, backend.devices)
+            assert list(entry["on_host"]) == list(ON_HOST_CASES.get(case, {}))
+            for name, reason in ON_HOST_CASES.get(case, {}).items():
+                assert reason in entry["on_host"][name]
 
 
 def test_differences_are_found() -> None:

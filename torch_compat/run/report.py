@@ -31,6 +31,7 @@ class ExecutorLog:
         attention: of each kind of attention op in training how many there are, which kernel computes it, and why.
         losses: over so large a vocabulary that their logits are never whole.
         fallback: why steps run eagerly, where compiled ones were wanted.
+        on_host: methods of evaluation that run eagerly beside compiled training, and why.
         recompilations: what changed for each program after a step's first.
         repeated: steps that ran once more, by another program, since a value for which their Python asks was not as assumed.
     """
@@ -44,6 +45,7 @@ class ExecutorLog:
     attention: list[str] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
     fallback: str | None = None
+    on_host: dict[str, str] = field(default_factory=dict)
     recompilations: list[str] = field(default_factory=list)
     repeated: int = 0
 
@@ -55,7 +57,7 @@ class ExecutorLog:
 
     def how(self, executor: str) -> str:
         """How steps run, in a word or two."""
-        return executor
+        return f"{executor}, {' and '.join(self.on_host)} eager on the host" if self.on_host else executor
 
     def run(self, stage: str, executor: str, mesh: Mesh, precision: str) -> dict[str, Any]:
         """The run's entry in the report; its executor is "none" where an exception ended it before a step was compiled."""
@@ -76,6 +78,7 @@ class ExecutorLog:
             "recompilations": self.recompilations,
             "repeated": self.repeated,
             "fallback": self.fallback,
+            "on_host": self.on_host,
             "compile_s": round(self.seconds, 3),
             "steps": self.steps,
         }

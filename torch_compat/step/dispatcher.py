@@ -18,7 +18,8 @@ from torch_compat.run.states import TrainerFn
 from torch_compat.step import mesh_state
 from torch_compat.step.batch_reuse import may_change_batches
 from torch_compat.step.compile_notice import CompileNotice
-from torch_compat.step.eager.eager import EagerOptimization
+from torch_compat.step.eager.device import eager_device
+from torch_compat.step.eager.eager import EagerOptimization, EagerSteps
 from torch_compat.step.eager.eager_run import EagerRun
 from torch_compat.step.eager.fallback import (
     bring_home,
@@ -48,7 +49,7 @@ from torch_compat.step.step_runner import StepRunner
 from torch_compat.step.update.own_backward import after_hooks, hook_before, own_backward
 from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
-from torch_compat.utilities.rank_zero import WarningCache
+from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.single_process import in_less_time
 from xlatrain.bridge.errors import BridgeError, CaptureError
 from xlatrain.bridge.lazy_init import is_deferred
@@ -86,6 +87,7 @@ class StepDispatcher:
         self._contexts = contextlib.ExitStack()
         self._tell_compiling = CompileNotice(run, lambda: 0.0 if self.steps is None else self.steps.log.seconds)
         self._times_placed = 1
+        self._on_host: dict[str, EagerSteps] = {}  # methods of evaluation that cannot be compiled, where training is
 
     @property
     def placed_optimizers(self) -> PlacedOptimizers | None:
@@ -480,8 +482,29 @@ class StepDispatcher:
         """Run a validation, test or predict step: ``name`` is the method's, ``indices`` those of the batch and the loader."""
         try:
             return self._evaluate(name, batch, indices)
+        except BridgeError as error:
+            if not self._may_evaluate_on_host(error):
+                return self.after_failure(error, lambda: self._evaluate(name, batch, indices))
+            self._evaluate_on_host(name, error)
         except Exception as error:
             return self.after_failure(error, lambda: self._evaluate(name, batch, indices))
+        return self._evaluate(name, batch, indices)
+
+    def _may_evaluate_on_host(self, error: BridgeError) -> bool:
+        """Whether evaluation may run as hooks do, on the host, with the values on the mesh, while training is compiled."""
+        run, compiled = self._run, self._compiled
+        alone = world().process_count == 1 and eager_device(run.strategy.mesh).type == "cpu"
+        training = run.state.fn == TrainerFn.FITTING and compiled is not None and compiled.model.fits_host()
+        return training and alone and executor_choice() == "auto" and error.recoverable
+
+    def _evaluate_on_host(self, name: str, error: BridgeError) -> None:
+        """From now on the step of this name runs on the host; nothing of it has happened yet."""
+        rank_zero_warn(
+            f"{name} runs eagerly on the host, with the weights of the mesh; training_step does not, as long as it can be "
+            f"compiled. {error}"
+        )
+        self._on_host[name] = EagerSteps(self._run.precision_plugin, str(error))
+        self._runner().log.on_host[name] = str(error)
 
     def _raise_with_effects(self, error: Exception, eagerly: Callable[[], StepOutcome]) -> StepOutcome:
         """The user's step raised while it was captured: it runs eagerly once more, so that what it does before is kept.
@@ -500,7 +523,8 @@ class StepDispatcher:
 
     def _evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
         self._keep_up()
-        run, steps = self._run, self._runner()
+        run = self._run
+        steps = self._runner() if self._compiled is None else self._on_host.get(name, self._runner())
         batch_idx, *rest = indices
         placed = steps.place(batch)
         if (results := run.metric_log.results) is not None:

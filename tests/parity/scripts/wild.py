@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import wild_habits  # noqa: F401
+import wild_kinds  # noqa: F401
 from basics import class_data
 from recording import Run, case, main
 from torch import Tensor, nn

@@ -73,7 +73,7 @@ def test_a_script_that_fails_is_told_with_what_ran_before(tmp_path: Path) -> Non
 
 
 def test_an_explanation_reads_in_lines() -> None:
-    run = {"stage": "fit", "executor": "eager", "mesh": {"data": 1}, "variants": 0, "recompilations": []}
+    run = {"stage": "fit", "executor": "eager", "mesh": {"data": 1}, "variants": 0, "recompilations": [], "on_host": {}}
     text = "training_step changes self.x, which a compiled step would do only once. Fix: keep it in a buffer."
     assert str(Explanation.of({**run, "fallback": text})).splitlines() == [
         "fit: EAGER on the host",
@@ -86,8 +86,11 @@ def test_an_explanation_reads_in_lines() -> None:
         "variants": 2,
         "fallback": None,
         "recompilations": ["batch[0]: float32[8] → float32[4]"],
+        "on_host": {"validation_step": "net.py:7: loops. Fix: use a hook."},
     }
     assert str(Explanation.of(compiled)).splitlines() == [
         "fit: compiled · one device · 2 programs",
         "  compiled again: batch[0]: float32[8] → float32[4]",
+        "validation_step: EAGER on the host",
+        *("  where:  net.py:7", "  reason: loops", "  fix:    use a hook"),
     ]

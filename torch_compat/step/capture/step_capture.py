@@ -40,6 +40,7 @@ from xlatrain.bridge.capture.capture import Recording, capture, record, rehearse
 from xlatrain.bridge.capture.cut import answering
 from xlatrain.bridge.capture.op_log import OpLog
 from xlatrain.bridge.capture.recorded.tape import NotRecordable, is_written
+from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for
 from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
 from xlatrain.step.loss_scale import LossScaler
 
@@ -180,11 +181,14 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         scaling = None if inputs.scaler is None else LossScaling(inputs.scaler, *scale)
         tracer = ScalarTracer(inputs.host_values, wholes, fractions, scaling)
         trace.scalars = tracer.plan
-        values = {name: value.detach().requires_grad_(flags[name]) for name, value in zip(inputs.params, params, strict=True)}
+        values = {
+            name: standing_for(value.detach().requires_grad_(flags[name]), param)
+            for (name, param), value in zip(inputs.params.items(), params, strict=True)
+        }
         trace.hooks = TakenHooks(hooks, values)
         for name, gradient in zip(inputs.gradients, gradients, strict=True):
             values[name].grad = gradient.detach()
-        state = dict(zip(inputs.buffers, buffers, strict=True))
+        state = {name: standing_for(value, buffer) for (name, buffer), value in zip(inputs.buffers.items(), buffers, strict=True)}
         before = dict(state)
         asked = trace.calls.asked = AskedValues(
             tracer,
@@ -195,6 +199,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         )
         with (
             answering(asked),
+            as_parameters(),
             OpLog([*params, *buffers, *leaves, *scalars, *gradients]) as log,
             spec.context.live({**values, **state}),
             spec.context.logging(trace.logs, tracer),

@@ -79,6 +79,7 @@ from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.marks import has_contents, inside, slots
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import attributes_of, is_user_class
+from xlatrain.bridge.capture.stand_ins import class_of, stood_for
 from xlatrain.bridge.errors import is_user_file, user_line
 
 _DEPTH = 6
@@ -90,6 +91,8 @@ _OPAQUE = (
     *(torch.nn.Module, torch.Tensor, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader),
     *(type, types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType, types.CodeType, io.IOBase),
 )
+_OF_A_CALL = torch.autograd.function.FunctionCtx
+"""Made by each call of a Function. The graph holds it as long as a tensor is there that the call made, so a note of one would."""
 _TENSOR_ATTRIBUTES = frozenset({"grad", "shape", "requires_grad", "size", "numel", "dim", "ndim", "dtype", "is_leaf"})
 _TENSOR_VALUES = frozenset({"item", "tolist", "numpy", "__float__", "__int__", "__bool__", "all", "any", "equal"})
 _FOLLOWED = frozenset({"current_epoch", "global_step", "is_last_batch", "estimated_stepping_batches", "__dict__", "__class__"})
@@ -191,6 +194,7 @@ class Observation:
     def attribute(self, owner: Any, name: str) -> None:
         kind = type(owner)
         if kind in _TRANSPARENT or name in _FOLLOWED:
+            self._attribute_of_a_parameter(owner, name)
             return
         if kind is RecordedObject:
             owner = owner.stands_for()
@@ -242,7 +246,9 @@ class Observation:
         self.value(item)
 
     def stores(self, owner: Any, name: str) -> None:
-        if type(owner) in _TRANSPARENT or id(owner) in self._owned or isinstance(owner, torch.Tensor):
+        if (original := stood_for(owner)) is not None and not hasattr(torch.Tensor, name):
+            self._note(Opaque(original, f"{name} of a parameter"), read=False)
+        if type(owner) in _TRANSPARENT or id(owner) in self._owned or isinstance(owner, (torch.Tensor, _OF_A_CALL)):
             return
         held = attributes_of(owner) if not isinstance(owner, type) else None
         if isinstance(held, dict):
@@ -337,6 +343,14 @@ class Observation:
             if name in held:
                 self._note(Entry(held, name, f"{name} of a tensor"), read=True)
 
+    def _attribute_of_a_parameter(self, owner: Any, name: str) -> None:
+        """Note an attribute that user code has set on a parameter, where ``owner`` is what stands for it and has it too."""
+        original = stood_for(owner)
+        if original is None or hasattr(torch.Tensor, name):
+            return
+        held, text = vars(original), f"{name} of a parameter"
+        self._note(Entry(held, name, text) if name in held else Member(held, name, text), read=True)
+
     def _values(self, owner: torch.Tensor) -> None:
         """A tensor of the host's is asked for its values; those of parameters, and of the step, are looked after elsewhere."""
         plain = type(owner) is torch.Tensor and getattr(owner, "_live", None) is None and not owner.is_meta
@@ -363,6 +377,8 @@ class Observation:
 
     def _object_attribute(self, owner: Any, kind: type, name: str) -> None:
         self._follow_class(kind)
+        if isinstance(owner, _OF_A_CALL):
+            return
         text = self._text(owner, name)
         if id(owner) not in self._classes_seen and (is_user_class(kind) or is_third_party(kind.__module__)):
             self._classes_seen.add(id(owner))
@@ -725,5 +741,7 @@ def _statements(source: Any) -> Any:
 
 
 def _class_of(*args: Any) -> Any:
-    """``type``; of a counter of the loop that of the number."""
+    """``type``; of a counter of the loop that of the number, of what stands for a parameter that of the parameter."""
+    if len(args) == 1 and stood_for(args[0]) is not None:
+        return class_of(args[0])
     return args[0].__class__ if len(args) == 1 and type(args[0]) is HostScalar else type(*args)

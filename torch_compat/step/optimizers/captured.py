@@ -22,6 +22,7 @@ from torch_compat.step.optimizers.state import make_state, place_state, place_un
 from torch_compat.step.optimizers.state_layout import StateLayout, as_array, exported_leaf, is_array, layout_of, shape_of
 from torch_compat.step.values.user_objects import objects_around
 from xlatrain.bridge.capture.capture import Capture, capture
+from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.tensors.dtypes import jax_dtype, torch_dtype
@@ -219,12 +220,19 @@ class CapturedOptimizer:
         names = list(params)
 
         def step(pairs: list[torch.Tensor], leaves: list[torch.Tensor], scalars: list[torch.Tensor]) -> tuple[Any, Any]:
-            tensors = dict(zip(names, pairs[::2], strict=True))
+            members = self._members()
+            tensors = {name: standing_for(traced, members[name]) for name, traced in zip(names, pairs[::2], strict=True)}
             for tensor, grad in zip(pairs[::2], pairs[1::2], strict=True):
                 tensor.grad = grad
             given = iter(leaves)
             states = {name: self._rebuilt(name, given) if state[name] else {} for name in names}
-            with self._stand_ins(tensors, states, scalars) as live_state, torch.no_grad(), TensorScalars(), _as_if_compiled():
+            with (
+                self._stand_ins(tensors, states, scalars) as live_state,
+                torch.no_grad(),
+                TensorScalars(),
+                _as_if_compiled(),
+                as_parameters(),
+            ):
                 with EffectRecorder(self._surroundings()).recording() as recording:
                     self.optimizer.step()
                 self._refuse_effects(recording)

@@ -1,0 +1,128 @@
+"""Kinds of steps that libraries on Lightning have: parameters of a class of their own, validation that decodes in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from basics import Classifier, class_data
+from recording import Run, case
+from torch import Tensor, nn
+
+
+class Exponential(torch.autograd.Function):
+    """Saves its result, whose graph holds the context; TabNet's sparsemax does the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, scales: tuple[float, ...]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.dim, ctx.scales = dim, []
+        for scale in scales:
+            ctx.scales.append(scale)
+        result = (x - x.amax(dim, keepdim=True)).exp()
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (result,) = ctx.saved_tensors
+        return result * (grad - grad.mean(ctx.dim, keepdim=True)) * ctx.scales[-1], None, None
+
+
+class Scaled(nn.Parameter):
+    """A parameter of a class of its own, as manifolds' are."""
+
+    scale: float
+
+    def __new__(cls, data: Tensor, scale: float) -> Scaled:
+        made = torch.Tensor._make_subclass(cls, data, True)
+        made.scale = scale
+        return made
+
+
+class ScaledSGD(torch.optim.Optimizer):
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-group["lr"] * (p.scale if isinstance(p, Scaled) else getattr(p, "slower", 1.0)))
+        return loss
+
+
+@case
+def parameters_of_another_class_with_attributes(run: Run) -> None:
+    class Weighted(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = Scaled(torch.zeros(8), 3.0)
+            self.net[0].bias.slower = 0.5  # pyright: ignore[reportAttributeAccessIssue]
+            self.classes: list[str] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            if not self.classes:
+                self.classes = [type(self.shift).__name__, type(self.net[0].weight).__name__]
+            penalty = sum(p.square().sum() * getattr(p, "decay", 0.0) for p in self.parameters() if isinstance(p, nn.Parameter))
+            loss = F.cross_entropy(self.net(x + self.shift), y) + penalty
+            self.log("loss", loss)
+            return loss
+
+        def on_train_epoch_end(self) -> None:
+            self.shift.decay = 0.1 * (self.current_epoch + 1)  # pyright: ignore[reportAttributeAccessIssue]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return ScaledSGD(self.parameters(), 0.1)
+
+    model = Weighted()
+    run.fit(model, run.trainer(max_epochs=3), run.loader(*class_data(64)))
+    run.note("classes", model.classes)
+
+
+@case
+def functions_that_save_their_results(run: Run) -> None:
+    class Saving(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            loss = F.cross_entropy(Exponential.apply(self.net(x), 1, (0.5, 2.0)), y)  # pyright: ignore[reportArgumentType]
+            self.log("loss", loss)
+            return loss
+
+    run.fit(Saving(), run.trainer(max_epochs=2), run.loader(*class_data(64)))
+
+
+@case
+def validation_that_decodes_in_python(run: Run) -> None:
+    """Texts of what is predicted, letter by letter; a buffer, a list and a number of the module change meanwhile."""
+
+    class Decoding(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+            self.texts: list[str] = []
+            self.longest = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.step(batch, "train") * (1 + 0.01 * self.longest + 0.001 * self.seen)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            x, y = batch
+            logits = self.net(x)
+            text, before = "", -1
+            for found in logits.argmax(1).tolist():
+                if found != before:
+                    text += "abcdefgh"[found]
+                before = found
+            self.texts.append(text)
+            self.longest = max(self.longest, len(text))
+            self.seen += len(y)
+            self.log("val_loss", F.cross_entropy(logits, y))
+            self.log("length", float(len(text)))
+
+    model = Decoding()
+    run.fit(model, run.trainer(max_epochs=3, num_sanity_val_steps=1), run.loader(*class_data(64)), run.loader(*class_data(32, 1)))
+    run.note("texts", model.texts)
+    run.note("seen", model.seen.item())
