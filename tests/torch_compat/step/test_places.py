@@ -7,6 +7,7 @@ import copy
 import functools
 import logging
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.guards.locations import Attribute, Contents, Entry, File, Item, Kind, Locations, Lookup, Member
 from torch_compat.step.guards.observation import Observation
 from torch_compat.step.values.marks import contents, holds_the_same, look, mark, same
+from torch_compat.utilities.parsing import AttributeDict
+from xlatrain.bridge.errors import CaptureError
 
 NAN, ONE = float("nan"), np.float32(1)
 
@@ -31,6 +34,12 @@ class Holder:
 
     def __init__(self, value: Any = 1) -> None:
         self.value = value
+
+
+class Slotted:
+    """An object without a ``__dict__``."""
+
+    __slots__ = ("value",)
 
 
 # -- one definition of "same as before" ---------------------------------------------------------------------------------
@@ -176,6 +185,37 @@ def test_what_was_written_is_named_and_put_back() -> None:
     _, changed = observed(writes)
     assert len(changed) == 2 and any("value" in text for text in changed)
     assert (COUNTS, CONFIG.value) == ([], 1)
+
+
+@pytest.mark.parametrize("use", [next, list, lambda found: [one for one in found], lambda found: found.__next__()])
+@pytest.mark.parametrize("holder", [Holder(), AttributeDict(value=1), Slotted()])
+def test_nothing_is_taken_from_an_iterator_that_was_there_before(holder: Any, use: Any) -> None:
+    holder.value = iter([1, 2, 3])
+
+    def takes() -> Any:
+        return use(holder.value)
+
+    with pytest.raises(CaptureError, match=r"\.value, an iterator"):
+        observed(takes)
+    assert next(holder.value) == 1
+
+
+def test_an_iterator_that_the_function_made_is_its_own() -> None:
+    def takes() -> int:
+        made = iter([CONFIG.value, 2])
+        return next(made) + sum(one for one in made)
+
+    assert "Entry value" in observed(takes)[0]
+
+
+def test_a_random_generator_in_an_object_is_put_back_and_named() -> None:
+    holder = Holder(random.Random(0))
+    before = holder.value.getstate()
+
+    def draws() -> float:
+        return holder.value.random()
+
+    assert any("value" in text for text in observed(draws)[1]) and holder.value.getstate() == before
 
 
 def test_a_place_that_was_read_is_compared_from_then_on() -> None:

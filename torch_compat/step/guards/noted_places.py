@@ -15,13 +15,15 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.step.guards.known_functions import AMBIENT
 from torch_compat.step.guards.locations import Ambient, Entry, Function, Key, Location, Lookup, Opaque, Variable
+from torch_compat.step.guards.one_shot_objects import OneShotObject, is_iterator
 from torch_compat.step.guards.origins import is_library
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.values.generators import same_state, set_state, state_of
 from torch_compat.step.values.marks import Same, inside, mark
 
-OF_THE_STEP = (FakeTensor, FunctionalTensor, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
+OF_THE_STEP = (FakeTensor, FunctionalTensor, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict, OneShotObject)
 
 
 class NotedPlaces:
@@ -29,9 +31,14 @@ class NotedPlaces:
 
     Args:
         kept_changes: the places that earlier runs of the step have changed in installed packages, which is added to.
+
+    Attributes:
+        iterators: the text of the place where it was found, by the id of an iterator: the step did not make it.
     """
 
     def __init__(self, kept_changes: dict[Key, Location] | None = None) -> None:
+        self.iterators: dict[int, str] = {}
+        self._streams: dict[int, tuple[Any, Any, str]] = {}
         self._first: dict[Key, tuple[Location, Hashable, Any]] = {}
         self._guards: set[Key] = set()
         self._of_libraries: set[Key] = set()
@@ -47,15 +54,26 @@ class NotedPlaces:
         """
         key = location.key
         if key not in self._first:
-            if isinstance(location, Entry) and stands_in(location.value()):
+            before = self._before(location)
+            if type(before) is Same and not self._meet(before.value, location):
                 return
-            self._first[key] = (location, self._before(location), location.keep())
+            self._first[key] = (location, before, location.keep())
             if of_library:
                 self._of_libraries.add(key)
             if read:
                 self._guards.add(key)
         elif not of_library:
             self._of_libraries.discard(key)
+
+    def _meet(self, value: Any, location: Location) -> bool:
+        """Take note of what gives something else each time that it is asked; whether the place is to be noted."""
+        if stands_in(value):
+            return False
+        if is_iterator(value):
+            self.iterators.setdefault(id(value), location.text)
+        elif id(value) not in self._streams and (state := state_of(value)) is not None:
+            self._streams[id(value)] = (value, state, location.text)
+        return True
 
     def _before(self, location: Location) -> Hashable:
         """The mark of a place before the step, as far as it is compared with what it is afterwards."""
@@ -82,6 +100,10 @@ class NotedPlaces:
             known = followed() if changed else ()
             changed = [one for one in changed if id(one[0].owner) not in known]
         texts = []
+        for value, state, text in self._streams.values():
+            if not same_state(state_of(value), state):
+                set_state(value, state)
+                texts.append(text)
         for location, _, kept in changed:
             if isinstance(location.owner, functools._lru_cache_wrapper):
                 continue

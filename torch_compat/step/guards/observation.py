@@ -60,7 +60,7 @@ from torch_compat.step.guards.locations import (
     static_lookup,
 )
 from torch_compat.step.guards.noted_places import OF_THE_STEP, NotedPlaces
-from torch_compat.step.guards.one_shot_objects import keep_cached
+from torch_compat.step.guards.one_shot_objects import keep_cached, refuse
 from torch_compat.step.guards.origins import (
     dunders,
     is_generated,
@@ -401,6 +401,8 @@ class Observation:
             self._note(Entry(held, name, text), read=True)
         elif isinstance(found, types.FunctionType | staticmethod | classmethod):
             self._follow(found)
+        elif found is MISSING and isinstance(owner, dict) and name in owner:  # hparams.rate is hparams["rate"]
+            self._note(Entry(owner, name, text), read=True)
         elif not isinstance(found, types.MethodDescriptorType | types.BuiltinFunctionType | types.WrapperDescriptorType):
             self._note(Lookup(owner, name, text), read=True)
 
@@ -417,6 +419,8 @@ class Observation:
             return
         if value is builtins.__dict__:  # in the globals of every module; a capture replaces some of them
             return
+        if id(value) in self._places.iterators:
+            refuse(self._places.iterators[id(value)])
         if isinstance(value, types.FunctionType | types.MethodType | type | functools.partial):
             self._follow(value)
         if isinstance(value, torch.Tensor):

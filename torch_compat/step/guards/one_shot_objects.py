@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch_compat.step.values.generators import same_state, set_state, state_of, use_of
 from torch_compat.step.values.mocks import is_mock_class
-from torch_compat.step.values.user_objects import is_user_object
+from torch_compat.step.values.user_objects import is_user_class, is_user_object
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ def _gives_anew(kind: type) -> bool:
 def is_consumed(value: Any) -> bool:
     """Whether it is an iterator, or a mock."""
     return _gives_anew(type(value))
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether it is an iterator that is not written in Python: what one of the user's changes is seen, and taken back."""
+    kind = type(value)
+    return _gives_anew(kind) and not is_mock_class(kind) and not is_user_class(kind)
 
 
 def holds_consumed(value: Any, depth: int = 0) -> bool:
