@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import copy
+import ctypes
 import functools
+import io
 import logging
 import math
 import random
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,7 +191,7 @@ def test_what_was_written_is_named_and_put_back() -> None:
     assert (COUNTS, CONFIG.value) == ([], 1)
 
 
-@pytest.mark.parametrize("use", [next, list, lambda found: [one for one in found], lambda found: found.__next__()])
+@pytest.mark.parametrize("use", [next, list, lambda found: [one + 1 for one in found], lambda found: found.__next__()])
 @pytest.mark.parametrize("holder", [Holder(), AttributeDict(value=1), Slotted()])
 def test_nothing_is_taken_from_an_iterator_that_was_there_before(holder: Any, use: Any) -> None:
     holder.value = iter([1, 2, 3])
@@ -216,6 +220,60 @@ def test_a_random_generator_in_an_object_is_put_back_and_named() -> None:
         return holder.value.random()
 
     assert any("value" in text for text in observed(draws)[1]) and holder.value.getstate() == before
+
+
+def _writes_to_memory(held: Any) -> None:
+    held.number.value += 1
+    held.numbers[1] += 1
+    held.array[0] = 5.0
+    held.of_numpy[0] = 7.0
+    held.view[0] = 5
+    held.text.write("zz")
+    held.slotted.value = 2
+    type(held.kind).of_kinds += 1
+
+
+class Kinds(type):
+    of_kinds = 1
+
+
+def test_what_is_written_to_memory_slots_and_classes_of_classes_is_put_back() -> None:
+    slotted = Slotted()
+    slotted.value = 1
+    held = types.SimpleNamespace(
+        number=ctypes.c_double(1.0),
+        numbers=(ctypes.c_double * 2)(1.0, 2.0),
+        array=array.array("d", [1.0]),
+        of_numpy=np.ones(2),
+        view=memoryview(bytearray(b"ab")),
+        text=io.StringIO("ab"),
+        slotted=slotted,
+        kind=Kinds("Kind", (), {}),
+    )
+
+    def writes_to_memory() -> None:
+        assert held.kind.of_kinds == 1
+        _writes_to_memory(held)
+
+    assert len(observed(writes_to_memory)[1]) >= 8
+    assert (held.number.value, *held.numbers, *held.array, *held.of_numpy, *held.view) == (1, 1, 2, 1, 1, 1, *b"ab")
+    assert (held.text.getvalue(), held.text.tell(), slotted.value, Kinds.of_kinds) == ("ab", 0, 1, 1)
+
+
+def test_what_is_changed_by_code_without_notes_is_put_back_where_it_was_found() -> None:
+    kind = Kinds("Kind", (), {})
+    observation = Observation([], [])
+    with observation.instrumented:
+        observation.attribute(kind, "of_kinds")
+        Kinds.of_kinds = 5
+    assert len(observation.settle(lambda: ())[1]) == 1 and Kinds.of_kinds == 1
+
+
+def test_another_entry_of_an_array_of_ctypes_is_seen() -> None:
+    numbers = (ctypes.c_double * 2)(1.0, 2.0)
+    before = contents(numbers)
+    numbers[1] = 3.0
+    assert contents(numbers) != before
 
 
 def test_a_place_that_was_read_is_compared_from_then_on() -> None:

@@ -177,6 +177,20 @@ def test_a_part_of_a_step_that_may_change_nothing() -> None:
     assert repr(holder.contents()) == repr(Holder().contents())
 
 
+def test_a_hook_that_a_step_leaves_on_a_module_is_taken_away_and_refused() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    kept = module[0].register_forward_hook(print)
+    with EffectRecorder({"self": module}).recording() as recording:
+        module[0].register_forward_hook(print)
+        kept.remove()
+    assert list(module[0]._forward_hooks) == [kept.id]
+    with pytest.raises(CaptureError, match="registers a hook on self"):
+        recording.effects(lambda tree: tree)
+    with EffectRecorder({"self": module}).recording() as recording:
+        module[0].register_forward_hook(print).remove()
+    assert not recording.effects(lambda tree: tree)
+
+
 def test_a_clock_is_read_once_in_a_step() -> None:
     before, numbers = time.time(), HostNumbers({})
     tracer = ScalarTracer(HostValues(numbers), torch.zeros(SLOTS), torch.zeros(SLOTS))

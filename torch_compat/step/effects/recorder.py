@@ -38,19 +38,18 @@ _INFRASTRUCTURE = frozenset({"torch", "torch_compat", "xlatrain", "torchmetrics"
 """Packages whose objects are no state of a step, or are followed by their own means."""
 CACHES_OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
 """Attributes in which torch's recurrent layers keep their parameters once more: taken back, but no effects of the step."""
+HOOKS = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"),
+)
+"""Dicts of a module in which ``register_…_hook`` keeps hooks, and what it notes of them."""
 _MODULE_INTERNALS = frozenset(
     {
+        *HOOKS,
         "_parameters",
         "_buffers",
         "_modules",
         "_non_persistent_buffers_set",
-        "_backward_hooks",
-        "_backward_pre_hooks",
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called",
-        "_forward_pre_hooks_with_kwargs",
         "_state_dict_hooks",
         "_state_dict_pre_hooks",
         "_load_state_dict_pre_hooks",
@@ -156,6 +155,8 @@ class Recording:
     _overwritten: list[str] = field(default_factory=list)
     _written: set[tuple[int, str]] = field(default_factory=set)
     _buffers: list[tuple[ObjectPath, torch.nn.Module, dict[str, Any], Collection[str]]] = field(default_factory=list)
+    _hooks: list[tuple[ObjectPath, torch.nn.Module, dict[str, dict[int, Any]]]] = field(default_factory=list)
+    _registered: list[str] = field(default_factory=list)
     _of_library: set[ObjectPath] = field(default_factory=set)
     _packages: set[str] = field(default_factory=set)
     _made: set[tuple[ObjectPath, Any]] = field(default_factory=set)
@@ -214,6 +215,7 @@ class Recording:
             # Those that are traced by now are state of the program.
             outside = {key: held for key, held in value._buffers.items() if held is None or not is_traced(held)}
             self._buffers.append((place, value, outside, value._buffers.keys() - outside.keys()))
+            self._hooks.append((place, value, {name: dict(value.__dict__[name]) for name in HOOKS if value.__dict__.get(name)}))
             self._see(place.then("attr", "_non_persistent_buffers_set"), value._non_persistent_buffers_set, known, depth + 1)
             for key, child in value._modules.items():
                 if child is not None and not is_metric_or_collection(child):  # theirs are host calls
@@ -244,6 +246,9 @@ class Recording:
                 )
         for place, module, outside, state in self._buffers:
             self._finish_buffers(place, module._buffers, outside, state)
+        for place, module, before in self._hooks:
+            for name in HOOKS:
+                self._finish_hooks(place, module.__dict__.get(name) or {}, before.get(name, {}))
         self._changes = [change for change in self._changes if not _is_in_cache(*change[1:3])]
 
     def _finish_buffers(
@@ -259,6 +264,13 @@ class Recording:
             else:
                 del buffers[key]
                 self._made.add((place, key))
+
+    def _finish_hooks(self, place: ObjectPath, now: dict[int, Any], before: dict[int, Any]) -> None:
+        """Find hooks that the step has registered on a module, or removed, and left so."""
+        if now.keys() != before.keys():
+            self._registered.append(str(place))
+            now.clear()
+            now.update(before)
 
     def _finish_sequence(self, seen: _Seen) -> None:
         now = list(seen.holder)
@@ -296,6 +308,11 @@ class Recording:
             raise CaptureError(
                 f"the step writes to the numpy array {self._overwritten[0]}, which a compiled step would do only once. Keep it "
                 "in a buffer (self.register_buffer), or write to it in a hook such as on_train_batch_end"
+            )
+        if self._registered:
+            raise CaptureError(
+                f"the step registers a hook on {self._registered[0]}, or removes one, and leaves it so, which a compiled step "
+                "would do only once. Remove it again in the same step, or do it in a hook such as on_train_batch_start"
             )
         if self._drawn:
             raise CaptureError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
 import itertools
@@ -12,6 +13,9 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, MutableMapping
 from typing import Any
 
+import numpy as np
+import torch
+
 from torch_compat.step.guards.identity_check import IdentityCheck
 from torch_compat.step.values.marks import contents, holds_the_same, mark, of_result
 from torch_compat.step.values.names import MISSING
@@ -19,6 +23,7 @@ from torch_compat.step.values.names import MISSING
 Key = tuple[str, int, Any]
 _FEW = 256  # bytes of a tensor
 _SHARED = 1 << 22  # of one that shares its memory
+_IN_MEMORY = (np.ndarray, memoryview, *ctypes.c_double.__bases__, ctypes.Array, ctypes.Structure, ctypes.Union)
 _PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
@@ -104,14 +109,22 @@ class Contents(Location):
         return contents(self.owner)
 
     def keep(self) -> Any:
+        if isinstance(self.owner, array.array):
+            return self.owner[:]
+        if isinstance(self.owner, _IN_MEMORY):
+            return memoryview(self.owner).tobytes()
         kinds: tuple[Any, ...] = (dict, list, set, deque, bytearray)
         return next((kind.copy(self.owner) for kind in kinds if isinstance(self.owner, kind)), None)  # a subclass's may differ
 
     def restore(self, kept: Any) -> None:
         if kept is None:
             return
-        if isinstance(self.owner, list | bytearray):
+        if isinstance(self.owner, list | bytearray | array.array):
             self.owner[:] = kept
+            return
+        if isinstance(self.owner, _IN_MEMORY):
+            with contextlib.suppress(TypeError, ValueError):  # read-only, or not in one piece
+                memoryview(self.owner).cast("B")[:] = kept
             return
         self.owner.clear()
         if isinstance(self.owner, dict):
@@ -135,6 +148,14 @@ class Attribute(Location):
         except Exception as error:
             return type(error).__name__
 
+    def keep(self) -> Any:
+        return MISSING if isinstance(self.owner, torch.Tensor) else getattr(self.owner, self.name, MISSING)
+
+    def restore(self, kept: Any) -> None:
+        if kept is not MISSING:
+            with contextlib.suppress(AttributeError, TypeError):  # what is computed cannot be set
+                setattr(self.owner, self.name, kept)
+
 
 class Lookup(Location):
     """Where ``owner.name`` is found: in the object, or in which of its classes."""
@@ -149,15 +170,19 @@ class Lookup(Location):
         return mark(static_lookup(self.owner, self.name))
 
     def keep(self) -> Any:
-        return vars(self.owner).get(self.name, MISSING) if isinstance(self.owner, type) else None
+        return next(((kind, kind.__dict__[self.name]) for kind in self._classes() if self.name in kind.__dict__), None)
+
+    def _classes(self) -> tuple[type, ...]:
+        above: tuple[type, ...] = getattr(type(self.owner), "__mro__", ())
+        return (*self.owner.__mro__, *above) if isinstance(self.owner, type) else above
 
     def restore(self, kept: Any) -> None:
-        if not isinstance(self.owner, type):
-            return
-        if kept is not MISSING:
-            type.__setattr__(self.owner, self.name, kept)  # past a metaclass of the user's
-        elif self.name in vars(self.owner):
-            type.__delattr__(self.owner, self.name)
+        kind, value = (None, MISSING) if kept is None else kept
+        if isinstance(self.owner, type) and self.owner is not kind and self.name in vars(self.owner):
+            type.__delattr__(self.owner, self.name)  # past a metaclass of the user's
+        if kind is not None and kind.__dict__.get(self.name, MISSING) is not value:
+            with contextlib.suppress(TypeError):  # classes in C
+                type.__setattr__(kind, self.name, value)
 
 
 class Function(Location):

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from torch_compat.step.effects.recorder import HOOKS
 from torch_compat.step.guards.identity_check import IdentityCheck
 from torch_compat.step.guards.parameter_hooks import hooks_of
 
-_HELD = (
-    *("_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"),
-)
+_HELD = ("_modules", *HOOKS)
 """Dicts that user code may write to itself."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _EVERYWHERE = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.step.guards.known_functions import AMBIENT
-from torch_compat.step.guards.locations import Ambient, Entry, Function, Key, Location, Lookup, Opaque, Variable
+from torch_compat.step.guards.locations import Ambient, Entry, Function, Key, Location, Opaque, Variable
 from torch_compat.step.guards.one_shot_objects import OneShotObject, is_iterator
 from torch_compat.step.guards.origins import is_library
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
@@ -158,8 +158,10 @@ def _held_by(before: Any) -> Iterator[Any]:
 
 
 def _held_by_copy(kept: Any, location: Location) -> Iterator[Any]:
-    if isinstance(location, Entry | Lookup):
+    if isinstance(location, Entry):
         yield kept
+    elif isinstance(kept, tuple):
+        yield from kept
     elif isinstance(kept, dict):
         yield from kept.values()
     elif isinstance(kept, list | set) or type(kept).__name__ == "deque":

@@ -253,6 +253,8 @@ class Observation:
         held = attributes_of(owner) if not isinstance(owner, type) else None
         if isinstance(held, dict):
             self._note(Entry(held, name, self._text(owner, name)), read=False)
+        elif not isinstance(owner, type) and hasattr(static_lookup(type(owner), name), "__set__"):  # a slot, or memory of C's
+            self._note(Attribute(owner, name, self._text(owner, name)), read=False)
         else:
             self._note(Lookup(owner, name, self._text(owner, name)), read=False)
 

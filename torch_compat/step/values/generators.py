@@ -22,6 +22,8 @@ def state_of(value: Any) -> Any:
         return copy.deepcopy(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return value.get_state(legacy=False)
+    if isinstance(value, io.StringIO | io.BytesIO):
+        return None if value.closed else (value.tell(), value.getvalue())
     if isinstance(value, io.IOBase):
         with contextlib.suppress(OSError, ValueError):  # a terminal, or closed
             return value.tell()
@@ -49,8 +51,11 @@ def set_state(generator: Any, state: Any) -> None:
     """Put a generator where :func:`state_of` found it; of files, those in memory: others may write to one on disk."""
     if isinstance(generator, io.IOBase):
         if isinstance(generator, io.StringIO | io.BytesIO):
-            generator.seek(state)
+            position, written = state
+            generator.seek(0)
             generator.truncate()
+            generator.write(written)
+            generator.seek(position)
         return
     if isinstance(generator, random.Random):
         generator.setstate(state)

@@ -35,6 +35,7 @@ _PLAIN = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), type(NotI
 _VIEWS = type({}.keys()) | type({}.values())
 _LARGE = 1 << 22  # bytes of an array
 _FEW = 100  # entries of a result
+_SIMPLE = ctypes.c_double.__bases__
 _Lock = type(threading.Lock())
 _RLock = type(threading.RLock())
 
@@ -128,7 +129,7 @@ _CONTENTS: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
     (contextvars.ContextVar, lambda held: mark(held.get(MISSING))),
     (weakref.ref, lambda held: None if (now := held()) is None else id(now)),
     (threading.local, lambda held: _pairs(held.__dict__.items())),
-    (ctypes.c_double.__base__, bytes),
+    ((*_SIMPLE, ctypes.Array, ctypes.Structure, ctypes.Union), bytes),
     ((_Lock,), lambda held: held.locked()),
     (_RLock, repr),
     (queue.SimpleQueue, lambda held: held.qsize()),
