@@ -11,6 +11,7 @@ import jax
 
 from torch_compat.run.states import TrainerFn
 from torch_compat.utilities.rank_zero import rank_zero_info
+from xlatrain.cluster import watch
 from xlatrain.cluster.watch import progress
 from xlatrain.cluster.watch.account import Account
 from xlatrain.cluster.watch.goodput import goodput
@@ -73,6 +74,7 @@ class RunTime:
         return {
             "seconds": {kind: round(spent, 3) for kind, spent in seconds.items()},
             "goodput": round(seconds["step"] / sum(seconds.values()), 4),
+            **({"stragglers": stragglers} if (stragglers := watch.stragglers()) else {}),
             **({"replica_checks": self.replica_checks} if self.replica_checks else {}),
         }
 

@@ -37,6 +37,7 @@ _ONLY_FOR = {
 _WATCH = {
     "join-within": "seconds for all processes to come; those that did not are named (default: 300)",
     "dead-after": "seconds without a sign of life after which a process is named, and all end (default: 60)",
+    "slow-after": "seconds that the others wait for a process until it is named, with its stacks (default: 45; 0: never)",
     "hang-after": "seconds without progress inside a run after which the one behind is named, and all end; 0: never",
 }
 

@@ -35,6 +35,7 @@ OURS = {
     "XLATRAIN_ROLL_LAYERS": "from how many copies on repeated layers become a loop",
     "XLATRAIN_SDC_CHECK": "optimizer steps from one check that replicas hold the same bits to the next (silent data corruption)",
     "XLATRAIN_SECRET": "set by `xlatrain launch`: what the processes of one run prove to each other; the same on all of them",
+    "XLATRAIN_SLOW_AFTER": "seconds that processes wait for another until it is named, with its stacks; 0: never",
     "XLATRAIN_TPU_KERNELS": "0: attention on TPUs is XLA's own, never a kernel; interpret: the kernels by XLA, on any device",
     "XLATRAIN_VERBOSE": "1: whole tracebacks, and all that libraries print while a checkpoint is saved",
     "XLATRAIN_WATCH": "0: processes do not look after each other; the same on all of them",
@@ -95,10 +96,10 @@ def _ours(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "fault", "XLATRAIN_EXECUTOR", f"is {executor!r}; expected {', '.join(_EXECUTORS)}", "set one of these, or unset it"
         )
-    for name in (settings.SWITCH, settings.DEAD_AFTER, settings.HANG_AFTER, settings.JOIN_WITHIN):
+    for name in (settings.SWITCH, settings.DEAD_AFTER, settings.HANG_AFTER, settings.JOIN_WITHIN, settings.SLOW_AFTER):
         try:
             settings.is_on(environment) if name == settings.SWITCH else settings.seconds(
-                name, environment, least=0.0 if name == settings.HANG_AFTER else 0.5
+                name, environment, least=0.0 if name in (settings.HANG_AFTER, settings.SLOW_AFTER) else 0.5
             )
         except ValueError as error:
             yield Finding("fault", name, f"has no valid value: {error}", f"set one, or unset {name}")

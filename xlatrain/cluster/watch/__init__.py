@@ -17,7 +17,7 @@ from xlatrain.cluster.watch.alarm import LOST_PEER
 from xlatrain.cluster.watch.progress import Progress, progress
 from xlatrain.cluster.watch.roll_call import JoinError
 from xlatrain.cluster.watch.settings import WatchSettings
-from xlatrain.cluster.watch.watcher import address, armed, depart, ends_with, join, start
+from xlatrain.cluster.watch.watcher import address, armed, depart, ends_with, join, start, stragglers
 
 __all__ = [
     "LOST_PEER",
@@ -31,4 +31,5 @@ __all__ = [
     "join",
     "progress",
     "start",
+    "stragglers",
 ]

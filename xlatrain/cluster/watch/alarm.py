@@ -8,6 +8,7 @@ import faulthandler
 import os
 import signal
 import sys
+import tempfile
 
 from xlatrain.cluster.watch.progress import progress
 
@@ -15,12 +16,21 @@ LOST_PEER = 69
 """Exit status of a process that ended because another one died or hung: ``EX_UNAVAILABLE`` of sysexits.h. Start all again."""
 
 STDERR = 2
+_LONGEST = 1 << 16  # bytes of stacks in a message
 
 
 def say(text: str) -> None:
     """Write a line to standard error, past Python's buffers: the process may be ended at any moment."""
     with contextlib.suppress(OSError):
         os.write(_stderr(), f"xlatrain watch: {text}\n".encode())
+
+
+def stacks() -> str:
+    """The stacks of all Python threads of this process as a text for another one, cut where long."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read(_LONGEST).decode(errors="replace")
 
 
 def show_stacks(who: str) -> None:

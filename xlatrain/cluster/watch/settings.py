@@ -13,6 +13,7 @@ SWITCH = "XLATRAIN_WATCH"
 DEAD_AFTER = "XLATRAIN_DEAD_AFTER"
 HANG_AFTER = "XLATRAIN_HANG_AFTER"
 JOIN_WITHIN = "XLATRAIN_JOIN_WITHIN"
+SLOW_AFTER = "XLATRAIN_SLOW_AFTER"
 
 
 @dataclass(frozen=True)
@@ -24,20 +25,24 @@ class WatchSettings:
             JAX's own 100 s, so that it is named before JAX ends the others.
         hang_after: seconds without progress inside a run after which the process that is behind is lost; 0: never. None:
             what the run says (``Strategy.timeout_s``).
+        slow_after: seconds without progress of all after which the process that the others wait for is named, with its stacks;
+            nothing is ended. 0: never.
     """
 
     dead_after: float = 60.0
     hang_after: float | None = None
+    slow_after: float = 45.0
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> WatchSettings:
-        """The settings of ``XLATRAIN_DEAD_AFTER`` and ``XLATRAIN_HANG_AFTER``.
+        """The settings of ``XLATRAIN_DEAD_AFTER``, ``XLATRAIN_HANG_AFTER`` and ``XLATRAIN_SLOW_AFTER``.
 
         Raises:
             ValueError: no positive number of seconds.
         """
         dead, hang = seconds(DEAD_AFTER, environment), seconds(HANG_AFTER, environment, least=0.0)
-        return cls(cls.dead_after if dead is None else dead, hang)
+        slow = seconds(SLOW_AFTER, environment, least=0.0)
+        return cls(cls.dead_after if dead is None else dead, hang, cls.slow_after if slow is None else slow)
 
     def beat(self, processes: int) -> float:
         """Seconds between two signs of life: process 0 hears at most a few hundred in a second."""

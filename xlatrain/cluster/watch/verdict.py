@@ -14,6 +14,9 @@ GRACE_S = 1.0
 """From a process's end until the others end too: whoever started them may be about to end them itself."""
 
 
+THE_END = "the end of the script"
+"""The call in which a process waits for others that has nothing else to do."""
+
 AT_ODDS_S = 10.0
 """How long all processes wait in different calls before they are told: a call that all have made takes milliseconds."""
 
@@ -133,7 +136,7 @@ def _at_odds(peers: Sequence[Peer]) -> str | None:
     """The verdict where all processes wait for each other, but not in the same call, so that none will ever get on; else None."""
     if len({peer.waiting for peer in peers}) == 1 or any(peer.ended is not None for peer in peers):
         return None
-    limits = [min(AT_ODDS_S, peer.hang_after) for peer in peers if peer.is_armed]
+    limits = [min(AT_ODDS_S, peer.hang_after / 2) for peer in peers if peer.is_armed]
     if not limits or min(limits) == 0 or any(peer.waits_s < max(limits) for peer in peers):
         return None
     calls: dict[str | None, list[Peer]] = {}
@@ -149,18 +152,51 @@ def _hanging(peers: Sequence[Peer]) -> str | None:
         return None  # compiling may take long, and the others wait for it
     if gone := [str(peer) for peer in peers if peer.ended is not None]:
         return f"{_people(stuck)} cannot go on: {', '.join(gone)} ended before, as if all were done"
-    least = min(peer.marks for peer in peers)
-    behind = [peer for peer in peers if peer.marks == least]
+    behind = absent(peers)
     if len(behind) < len(peers):
-        waiting = _people(peer for peer in peers if peer.marks > least)
         if any(peer in stuck for peer in behind) or not any(peer.is_armed for peer in behind):
-            return "; ".join(f"{peer} hangs: {_where(peer)}" for peer in behind) + f"; waiting for it: {waiting}"
+            others = _people(peer for peer in peers if peer not in behind)
+            return "; ".join(f"{peer} hangs: {_where(peer)}" for peer in behind) + f"; waiting for it: {others}"
         return None  # the one behind has moved lately: slow, not stuck
     return f"no process has got on for {max(peer.idle_s for peer in stuck):.0f} s: {'; '.join(f'{p} {_where(p)}' for p in peers)}"
 
 
+def absent(peers: Sequence[Peer]) -> list[Peer]:
+    """The processes that have not come to where the others are; all where nothing tells them apart.
+
+    They have passed fewer marks; or as many, and the others wait in a collective call of hosts, and they do not.
+    """
+    least = min(peer.marks for peer in peers)
+    behind = [peer for peer in peers if peer.marks == least]
+    elsewhere = [peer for peer in behind if peer.waiting is None]
+    return elsewhere if elsewhere and len(behind) == len(peers) else behind
+
+
+def slow(peers: Sequence[Peer], after: float) -> tuple[list[Peer], str] | None:
+    """The processes that the others have waited for ``after`` seconds, and a text that says so; None while there are none.
+
+    One that compiles, or saves, for long is among them: it is named, and nothing is ended.
+    """
+    here = [peer for peer in peers if peer.ended is None]
+    at_end = [peer for peer in peers if peer.ended is not None or peer.waiting == THE_END]
+    if after == 0 or any(peer.how is not None for peer in at_end) or any(not p.is_armed for p in here if p not in at_end):
+        return None
+    if not here or min(peer.idle_s for peer in here) < after:
+        return None
+    behind = absent(here)
+    if len(behind) == len(peers):
+        return None
+    calls: dict[str | None, list[Peer]] = {}
+    for peer in peers:
+        if peer not in behind:
+            calls.setdefault(THE_END if peer in at_end else peer.waiting, []).append(peer)
+    waiting = "; ".join(f"{_people(group)}" + (f" in {call!r}" if call is not None else "") for call, group in calls.items())
+    return behind, "; ".join(f"{peer} keeps the others waiting: {_where(peer)}" for peer in behind) + f"; they are {waiting}"
+
+
 def _where(peer: Peer) -> str:
-    return f"{peer.idle_s:.0f} s at step {peer.step} ({peer.phase})"
+    call = "" if peer.waiting is None else f", in {peer.waiting!r}"
+    return f"{peer.idle_s:.0f} s at step {peer.step} ({peer.phase}{call})"
 
 
 def _people(peers: Iterable[Any]) -> str:

@@ -9,17 +9,18 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from xlatrain.cluster.watch import settings as settings_module
-from xlatrain.cluster.watch.alarm import LOST_PEER, STDERR, delay_abort, say, show_stacks
+from xlatrain.cluster.watch.alarm import LOST_PEER, STDERR, delay_abort, say, show_stacks, stacks
 from xlatrain.cluster.watch.progress import progress
 from xlatrain.cluster.watch.roll_call import answer_roll, call_roll, introduction
 from xlatrain.cluster.watch.settings import WatchSettings
-from xlatrain.cluster.watch.verdict import BEAT, GRACE_S, NO_WORD, Peer, is_well_formed, lost
+from xlatrain.cluster.watch.verdict import BEAT, GRACE_S, NO_WORD, THE_END, Peer, is_well_formed, lost, slow
 from xlatrain.cluster.watch.wire import Message, Wire
 
 _TICK_S = 0.2
+_AGAIN = 4
 _CLUE_S = 2 * GRACE_S + 2.0  # how long a run that failed on a broken connection waits to hear whose it was
 
 
@@ -32,6 +33,9 @@ class Watcher:
         settings: of the world.
         leave: ends this process with a status, without waiting for others.
         needs_service: whether JAX ends this process when process 0 is gone.
+
+    Attributes:
+        stragglers: on process 0, of each process that the others waited for: which, where, how long, its stacks.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class Watcher:
         self._runs: list[float] = []  # seconds without progress that the runs under way allow
         self._verdict: str | None = None
         self._has_looked = False
+        self.stragglers: list[dict[str, Any]] = []
+        self._told_slow: dict[tuple[int, int], float] = {}  # process, its marks → idle seconds from which it is named again
         self._sends = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="xlatrain-watch", daemon=True)
@@ -87,8 +93,14 @@ class Watcher:
                 self._thread.join()  # it ends this process
 
     def depart(self, how: str | None) -> None:
-        """Tell the others that the process ends: ``how`` in words, None if all went well."""
-        if not self._closed.is_set():
+        """Tell the others that the process ends: ``how`` in words, None if all went well.
+
+        Where process 0 has ended well, JAX lets it wait for the others: until they come, it still looks after them.
+        """
+        if how is None and self.me.process == 0 and any(peer.ended is None for peer, _ in self._wires.values()):
+            progress.mark("its end")
+            progress.waiting = THE_END
+        elif not self._closed.is_set():
             self._closed.set()
             self._tell({**self._state(), "left": how})
 
@@ -160,6 +172,10 @@ class Watcher:
             if isinstance(message.get("verdict"), str) and process == 0:
                 peer.seen = now
                 self._verdict = self._verdict or message["verdict"]
+            elif message.get("slow") is True and process == 0:
+                self._tell({"stacks": stacks()})
+            elif isinstance(message.get("stacks"), str) and self.me.process == 0:
+                self._show_straggler(peer, message["stacks"])
             elif is_well_formed(message, BEAT) and isinstance(message.get("left", ""), str | None):
                 peer.note_beat(message, now)
                 if "left" in message:
@@ -182,8 +198,34 @@ class Watcher:
                 self._verdict = lost(peers[1:], now, self._settings.dead_after, hangs=False)
             if self._verdict is not None and self.me.process == 0:
                 self._tell({"verdict": self._verdict})
-        if self._verdict is not None and (self._runs or self._is_doomed()):
+            if self._verdict is None and self.me.process == 0:
+                self._look_for_slow(peers)
+        if self._verdict is not None and (self._runs or self._is_doomed() or progress.waiting == THE_END):
             self._sound(self._verdict)
+
+    def _look_for_slow(self, peers: list[Peer]) -> None:
+        """Name the processes that the others wait for, and show their stacks; again when that has taken much longer."""
+        found = slow(peers, self._settings.slow_after)
+        told = self._told_slow
+        new = [] if found is None else [peer for peer in found[0] if peer.idle_s >= told.get((peer.process, peer.marks), 0.0)]
+        if found is None or not new:
+            return
+        told |= {(peer.process, peer.marks): _AGAIN * peer.idle_s for peer in new}
+        say(f"{found[1]}. All end after {max(peer.hang_after for peer in peers):.0f} s without progress (--hang-after; 0: never)")
+        for peer in new:
+            facts = {"process": peer.process, "host": peer.host, "step": peer.step, "phase": peer.phase}
+            self.stragglers.append({**facts, "seconds": round(peer.idle_s, 1), "stacks": None})
+            if peer is self.me:
+                self._show_straggler(peer, stacks())
+            else:
+                with contextlib.suppress(OSError):
+                    self._wires[peer.process][1].send({"slow": True})
+
+    def _show_straggler(self, peer: Peer, text: str) -> None:
+        say(f"stacks of {peer}, at step {peer.step} ({peer.phase}):\n{text}")
+        for one in self.stragglers:
+            if one["process"] == peer.process and one["stacks"] is None:
+                one["stacks"] = text.splitlines()
 
     def _is_doomed(self) -> bool:
         """Whether JAX ends this process in a moment: its service has gone with process 0."""
@@ -265,6 +307,11 @@ def start(leave: Callable[[int], NoReturn], needs_service: Callable[[], bool]) -
             peer.seen = now
         _watcher = Watcher(*_joined, leave, needs_service)
         _watcher.start()
+
+
+def stragglers() -> list[dict[str, Any]]:
+    """On process 0 the processes that the others waited for so far (``XLATRAIN_SLOW_AFTER``): which, where, how long, stacks."""
+    return [] if _watcher is None else list(_watcher.stragglers)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from xlatrain.cluster.watch.progress import COMPILING
 from xlatrain.cluster.watch.settings import WatchSettings, seconds
-from xlatrain.cluster.watch.verdict import NO_WORD, Peer, lost
+from xlatrain.cluster.watch.verdict import NO_WORD, THE_END, Peer, lost, slow
 
 NOW = 1000.0
 
@@ -45,6 +45,32 @@ def test_the_one_that_is_behind_hangs() -> None:
     assert found.startswith("process 1 (host host1, pid 101) hangs: 71 s at step 4 (in its step); waiting for it: process 0")
     assert "process 2 (host host2" in found
     assert lost([others[0], peer(1, idle_s=3), others[1]], NOW, 30) is None  # slow, not stuck
+
+
+def test_of_processes_as_far_as_each_other_the_one_that_is_in_no_call_of_all_hangs() -> None:
+    waiting = {"waiting": "batch 4 of the data", "waits_s": 70.0, "idle_s": 70.0}
+    found = lost([peer(0, **waiting), peer(1, idle_s=71), peer(2, **waiting)], NOW, 30)
+    assert found is not None
+    assert found.startswith("process 1 (host host1, pid 101) hangs: 71 s at step 4 (in its step); waiting for it: process 0")
+
+
+def test_one_that_keeps_the_others_waiting_is_named_long_before_anybody_is_ended() -> None:
+    waiting = {"waiting": "batch 4 of the data", "waits_s": 46.0, "idle_s": 46.0}
+    late = peer(1, idle_s=47, phase=COMPILING)
+    found = slow([peer(0, **waiting), late], 45)
+    assert found is not None and found[0] == [late]
+    assert found[1] == (
+        "process 1 (host host1, pid 101) keeps the others waiting: 47 s at step 4 (compiling); they are process 0 (host host0, "
+        "pid 100) in 'batch 4 of the data'"
+    )
+    assert slow([peer(0, **waiting), late], 0) is None  # not asked for
+    assert slow([peer(0, **waiting), peer(1, idle_s=44)], 45) is None  # it has moved since
+    assert slow([peer(0, idle_s=46, phase=COMPILING), late], 45) is None  # nothing tells them apart
+    assert slow([peer(0, **waiting), peer(1, idle_s=47, ended=NOW, how=NO_WORD)], 45) is None  # that is said anyway
+    found = slow([late, peer(0, ended=NOW)], 45)
+    assert found is not None and found[1].endswith("they are process 0 (host host0, pid 100) in 'the end of the script'")
+    ended = peer(0, waiting=THE_END, is_armed=False, idle_s=50, marks=30)
+    assert slow([ended, late], 45) is not None
 
 
 def test_one_outside_of_the_run_that_the_others_are_in() -> None:
@@ -86,7 +112,7 @@ def test_all_wait_for_all_in_different_calls() -> None:
 
 
 def test_settings() -> None:
-    assert WatchSettings.of_environment({}) == WatchSettings(60.0, None)
+    assert WatchSettings.of_environment({}) == WatchSettings(60.0, None, 45.0)
     assert WatchSettings.of_environment({"XLATRAIN_DEAD_AFTER": "10", "XLATRAIN_HANG_AFTER": "0"}) == WatchSettings(10.0, 0.0)
     with pytest.raises(ValueError, match=r"XLATRAIN_DEAD_AFTER='soon'; expected a number of seconds, at least 0\.5"):
         seconds("XLATRAIN_DEAD_AFTER", {"XLATRAIN_DEAD_AFTER": "soon"})

@@ -1,0 +1,101 @@
+"""Hangs of one process of two, by combination: where it comes to a halt, how, and which process it is.
+
+The others must learn its name, and its stack, within :data:`SLOW_S` and a moment, and all must end.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.multiprocess import pod
+from tests.warm import OURS, Child, server
+from xlatrain.cluster.launch import child_environment, free_port
+from xlatrain.cluster.watch import LOST_PEER
+
+PLACES = (
+    "training_step", "the loader", "on_train_batch_end", "a worker of the loader", "on_validation_start", "on_save_checkpoint",
+    "collate_fn", "on_train_batch_start", "configure_optimizers", "the loader for validation", "on_before_optimizer_step",
+    "on_train_epoch_end", "setup", "validation_step", "on_validation_batch_end", "on_train_start", "on_fit_start",
+    "on_train_epoch_start", "on_train_end",
+)  # fmt: skip
+KINDS = ("sleeps", "waits for a lock", "spins", "waits in a collective of its own")
+IN_A_WORKER = ("sleeps", "waits for a lock", "spins")  # which has no world
+ONLY_ON_0 = "log_metrics of a logger"
+
+SLOW_S, HANG_S, LIMIT_S = 2, 6, 150
+
+
+class Hang(NamedTuple):
+    """A process that comes to a halt."""
+
+    place: str
+    kind: str
+    process: int
+
+
+def hangs() -> list[Hang]:
+    """All of them; neighbours differ in everything."""
+    found = [Hang(ONLY_ON_0, kind, 0) for kind in KINDS]
+    for place, kind, process in itertools.product(PLACES, KINDS, (0, 1)):
+        if place != "a worker of the loader" or kind in IN_A_WORKER:
+            found.append(Hang(place, kind, process))
+    step = next(n for n in (43, 47, 53) if len(found) % n)
+    return [found[step * i % len(found)] for i in range(len(found))]
+
+
+def what_is_said(hang: Hang, folder: Path) -> str:
+    """How the others learn of it: ``"named, with its stack"``, ``"at odds"``, or ``"named; it compiles"``, when nobody is ended.
+
+    Raises:
+        AssertionError: they do not, or somebody does not end.
+    """
+    common = pod.environment() | {"XLATRAIN_SLOW_AFTER": str(SLOW_S), "XLATRAIN_HANG_AFTER": str(HANG_S)}
+    port, outputs = free_port(), [folder / f"said.{process}" for process in (0, 1)]
+    environments = [child_environment(common, process, 2, 1, port) for process in (0, 1)]
+    command = [str(pod.SCRIPTS / "hung.py"), str(folder / "run"), hang.place, hang.kind, str(hang.process)]
+    compiles = hang.place in ("training_step", "validation_step") and hang.kind != KINDS[-1]
+    forks = server(OURS, environments[0])
+    children = [forks.start(command, own, output) for own, output in zip(environments, outputs, strict=True)]
+    try:
+        statuses = _ends(children, outputs[0] if compiles else None)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait(10)
+    texts = [output.read_text() for output in outputs]
+    whole = f"{hang}\n" + "\n".join(texts)
+    assert compiles or (LOST_PEER in statuses and 0 not in statuses and None not in statuses), whole
+    assert "halts" in texts[hang.process], whole
+    who = rf"process {hang.process} \(host \S+, pid {children[hang.process].pid}\)"
+    named = re.search(rf"xlatrain watch: .*{who} keeps the others waiting: \d+ s at step ", texts[0])
+    if named and (hang.place == "a worker of the loader" or "come_to_a_halt" in texts[0][named.start() :]):
+        return "named; it compiles" if compiles else "named, with its stack"
+    assert re.search(rf"xlatrain watch: .*in different calls.*{who}", texts[0]) and "a place of its own" in texts[0], whole
+    return "at odds"
+
+
+def _ends(children: Sequence[Child], until_told: Path | None) -> list[int | None]:
+    """The statuses when all have ended; or when process 0 has told enough, where nobody is to be ended."""
+    deadline = time.monotonic() + LIMIT_S
+    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+        if until_told is not None and "come_to_a_halt" in until_told.read_text():
+            break
+        time.sleep(0.05)
+    return [child.poll() for child in children]
+
+
+def drill(_: Path, first: int, count: int) -> collections.Counter[str]:
+    """So many of them, from the ``first`` on."""
+    found: collections.Counter[str] = collections.Counter()
+    every = hangs()
+    for number in range(first, first + count):
+        with tempfile.TemporaryDirectory() as folder:
+            found[what_is_said(every[number % len(every)], Path(folder))] += 1
+    return found
