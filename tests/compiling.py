@@ -2,9 +2,9 @@
 
 Without fusion emitters and LLVM's optimizations a program takes a fifth of the time to compile; what computes it is the same
 otherwise: passes over HLO, partitioning, libraries, collectives. So are compiled the programs of this process and of those it
-starts. As for users are compiled the parity scripts on one device, the demo, each op by itself (`tools/op_check.py`, and but for
-LLVM `tests/xlatrain/bridge/_compare.py`), and whatever tests look at compiled programs themselves, with the fixture
-``compiled_as_for_users``. ``XLA_FLAGS= make test`` compiles everything so.
+starts. As for users are compiled the parity scripts about numbers on one device, the demo, each op by itself
+(`tools/op_check.py`, and but for LLVM `tests/xlatrain/bridge/_compare.py`), and whatever tests look at compiled programs
+themselves, with the fixture ``compiled_as_for_users``. ``XLA_FLAGS= make test`` compiles everything so.
 """
 
 from __future__ import annotations

@@ -34,6 +34,9 @@ class Backend:
         return not self.prefix and self.strategy == "auto"
 
 
+ABOUT_NUMBERS = ("basics", "manual", "models", "precision", "raw_loops")
+"""Scripts that are compiled as for users on one device; the others are about what Python does beside the program."""
+
 STOCK = Backend("stock", (), 1)
 ONE_DEVICE = Backend("one device", ("-m", "torch_compat"), 1)
 EIGHT_DEVICES = Backend("eight devices", ("-m", "torch_compat"), 8)
@@ -162,7 +165,7 @@ class ScriptRuns:
         self._finished.add(backend)
 
     def _environment(self, backend: Backend) -> dict[str, str]:
-        environment = compiling.environment(quickly=backend != ONE_DEVICE)
+        environment = compiling.environment(quickly=backend != ONE_DEVICE or self.script not in ABOUT_NUMBERS)
         environment.update(PYTHONPATH=str(SCRIPTS), PYTHONWARNINGS="ignore", XLATRAIN_REPORT=str(self._report(backend)))
         return environment
 
