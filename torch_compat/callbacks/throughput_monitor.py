@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
     from torch_compat.trainer.trainer import Trainer
 
-_COMPUTED_IN = {"bf16": "bfloat16", "16": "float16", "32": "float32", "64": "float64"}
+_COMPUTED_IN = {
+    "bf16": "bfloat16", "16": "float16", "32": "float32", "64": "float64",
+    "int8": "int8", "float8": "float8_e4m3fn", "transformer": "float8_e4m3fn",
+}  # fmt: skip
 
 
 @dataclass

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from torch_compat.device_backends import DeviceBackend, PlacedModule
 from torch_compat.device_backends.step_log import StepLog
+from torch_compat.plugins.eight_bits import EightBitPrecision, TransformerEnginePrecision
 from torch_compat.run import hook_calls as call
 from torch_compat.run.batches import LoggedSize, first_batch_size, flatten_batch, map_tensors
 from torch_compat.run.report import ExecutorLog
@@ -197,7 +198,7 @@ class DeviceStepDispatcher(StepDispatcher):
         """Place the model; once in a run.
 
         Raises:
-            MisconfigurationException: only compiled steps are wanted, or the precision needs loss scaling.
+            MisconfigurationException: only compiled steps are wanted, or the precision needs loss scaling, or eight bits.
         """
         if self.steps is not None:
             return
@@ -211,6 +212,12 @@ class DeviceStepDispatcher(StepDispatcher):
             raise MisconfigurationException(
                 f"precision={run.precision_plugin.precision!r} scales the loss, which {type(strategy).__name__} does not; use "
                 "precision='bf16-mixed', which needs no scaling"
+            )
+        if isinstance(run.precision_plugin, EightBitPrecision | TransformerEnginePrecision):
+            raise MisconfigurationException(
+                f"precision={run.precision_plugin.precision!r}: products in eight bits are compiled by JAX, and "
+                f"{type(strategy).__name__} runs steps through {strategy.backend.name}; use precision='bf16-mixed', or leave the "
+                "strategy out"
             )
         call.old_hooks(run, "on_post_move_to_device")  # ties made here hold in checkpoints
         if run._detect_anomaly:

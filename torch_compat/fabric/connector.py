@@ -14,8 +14,9 @@ __all__ = ["STRATEGY_REGISTRY", "_PLUGIN_INPUT", "_PRECISION_INPUT"]
 
 _PRECISION_INPUT_INT = Literal[64, 32, 16]
 _PRECISION_INPUT_STR = Literal[
-    "transformer-engine", "transformer-engine-float16", "16-true", "16-mixed", "bf16-true", "bf16-mixed", "32-true", "64-true"
-]
+    "transformer-engine", "transformer-engine-float16", "16-true", "16-mixed", "bf16-true", "bf16-mixed", "32-true", "64-true",
+    "int8-mixed", "float8-mixed",
+]  # fmt: skip
 _PRECISION_INPUT_STR_ALIAS = Literal["64", "32", "16", "bf16"]
 _PRECISION_INPUT_STR_ALIAS_CONVERSION = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
 _LITERAL_WARN = Literal["warn"]

@@ -49,7 +49,7 @@ class Fabric(Reports, Checkpoints):
         strategy: ``"auto"``, ``"ddp"``, ``"fsdp"``, ``"mesh"``, or a ``Strategy`` of ``lightning.fabric.strategies``.
         devices: devices of each process: a number, a list of indices, or ``"auto"``.
         num_nodes: processes, one on each host.
-        precision: ``"32-true"``, ``"bf16-mixed"``, ``"bf16-true"``, ``"64-true"``, ….
+        precision: ``"32-true"``, ``"bf16-mixed"``, ``"bf16-true"``, ``"int8-mixed"``, ``"64-true"``, ….
         plugins: a ``Precision``, ``CheckpointIO`` or ``ClusterEnvironment``, or a list of them.
         callbacks: objects whose methods :meth:`call` calls.
         loggers: where :meth:`log` goes.

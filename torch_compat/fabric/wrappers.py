@@ -98,6 +98,7 @@ class _FabricModule(_DeviceDtypeModuleMixin):
         made = memo[id(self)] = type(self).__new__(type(self))
         memo[id(self._strategy)] = self._strategy
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        self._strategy.precision.convert_module(made._forward_module)  # its parameters are; its layers are new ones
         self._strategy.add_copy(made._forward_module)
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch_compat.plugins.eight_bits import EightBitPrecision, TransformerEnginePrecision
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.plugins.io import AsyncCheckpointIO, CheckpointIO, ShardedCheckpointIO, TorchCheckpointIO, XLACheckpointIO
 from torch_compat.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
@@ -13,6 +14,7 @@ __all__ = [
     "CheckpointIO",
     "ClusterEnvironment",
     "DoublePrecision",
+    "EightBitPrecision",
     "FSDPPrecision",
     "HalfPrecision",
     "LayerSync",
@@ -21,6 +23,7 @@ __all__ = [
     "ShardedCheckpointIO",
     "TorchCheckpointIO",
     "TorchSyncBatchNorm",
+    "TransformerEnginePrecision",
     "XLACheckpointIO",
     "XLAPrecision",
 ]

@@ -13,8 +13,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch_compat.core.hooks import CheckpointHooks
 from torch_compat.plugins.loss_scaling import of_grad_scaler
 from torch_compat.utilities.enums import GradClipAlgorithmType
-from torch_compat.utilities.exceptions import ArgumentValueError, MisconfigurationException
-from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.step.loss_scale import LossScaler, LossScaleState
 
 
@@ -25,9 +24,11 @@ class Precision(CheckpointHooks):
         precision: the name that ``Trainer(precision=…)`` takes.
         needs_x64: whether XLA must compute 64-bit types.
         scaler: dynamic loss scaling; its state is part of the training state.
+        device: the torch device type whose autocast op lists apply.
     """
 
     precision: str = "32-true"
+    device: str = "cpu"
     needs_x64: bool = False
     scaler: LossScaler | None = None
     _scaling: dict[str, Any] | None = None
@@ -171,7 +172,7 @@ class Precision(CheckpointHooks):
         """The end of a run."""
 
 
-def _converted(data: Any, dtype: torch.dtype) -> Any:
+def converted(data: Any, dtype: torch.dtype) -> Any:
     """The floating-point tensors of ``data``, a tensor or a collection, in ``dtype``."""
     return apply_to_collection(data, torch.Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
@@ -228,13 +229,13 @@ class HalfPrecision(Precision):
         return module.to(self.dtype)
 
     def convert_input(self, data: Any) -> Any:
-        return _converted(data, self.dtype)
+        return converted(data, self.dtype)
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        return _default_dtype(self.dtype)
+        return default_dtype(self.dtype)
 
     def module_init_context(self) -> AbstractContextManager[Any]:
-        return _default_dtype(self.dtype)
+        return default_dtype(self.dtype)
 
 
 class DoublePrecision(Precision):
@@ -247,61 +248,18 @@ class DoublePrecision(Precision):
         return module.double()
 
     def convert_input(self, data: Any) -> Any:
-        return _converted(data, torch.float64)
+        return converted(data, torch.float64)
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        return _default_dtype(torch.float64)
+        return default_dtype(torch.float64)
 
     def module_init_context(self) -> AbstractContextManager[Any]:
-        return _default_dtype(torch.float64)
-
-
-_ALIASES = {
-    "32": "32-true", "32-true": "32-true", "64": "64-true", "64-true": "64-true", "16": "16-mixed", "16-mixed": "16-mixed",
-    "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true", "16-true": "16-true",
-}  # fmt: skip
-_REFUSED = {
-    "transformer-engine": "NVIDIA's Transformer Engine replaces layers by CUDA kernels",
-    "transformer-engine-float16": "NVIDIA's Transformer Engine replaces layers by CUDA kernels",
-}
-
-
-def make_precision(precision: str | int | None, platform: str) -> Precision:
-    """The plugin for ``Trainer(precision=…)`` on a JAX platform (``"cpu"``, ``"gpu"``, ``"tpu"``).
-
-    Raises:
-        MisconfigurationException: a precision that XLA does not have.
-        ArgumentValueError: an unknown one.
-    """
-    name = str(32 if precision is None else precision)
-    if name in _REFUSED:
-        raise MisconfigurationException(
-            f"precision={name!r} is not supported: {_REFUSED[name]}, which XLA cannot call; use 'bf16-mixed' or 'bf16-true'"
-        )
-    if name not in _ALIASES:
-        raise ArgumentValueError(f"Precision {precision!r} is invalid. Allowed precision values: {', '.join(sorted(_ALIASES))}")
-    if name in ("16", "bf16"):
-        rank_zero_warn(
-            f"`precision={name}` is supported for historical reasons but its usage is discouraged: it means "
-            f"{_ALIASES[name]}, which says so"
-        )
-    name = _ALIASES[name]
-    if name == "16-mixed" and platform != "gpu":
-        rank_zero_warn(
-            f"You passed `Trainer(accelerator={platform!r}, precision='16-mixed')` but AMP with fp16 is not supported on "
-            f"{platform.upper()}. Using `precision='bf16-mixed'` instead."
-        )
-        name = "bf16-mixed"
-    if name == "64-true":
-        return DoublePrecision()
-    if name.endswith("-mixed"):
-        rank_zero_info(f"Using {'16bit' if name == '16-mixed' else 'bfloat16'} Automatic Mixed Precision (AMP)")
-        return MixedPrecision(name)
-    return HalfPrecision(name) if name != "32-true" else Precision()
+        return default_dtype(torch.float64)
 
 
 @contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Make ``dtype`` torch's default in the block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

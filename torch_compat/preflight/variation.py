@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jax.sharding import PartitionSpec
 from torch.nn import ModuleList, Sequential
 
-from torch_compat.plugins.precision import make_precision
+from torch_compat.plugins.precision_names import make_precision
 from torch_compat.strategies import DDPStrategy, MeshStrategy, SingleDeviceStrategy
 from torch_compat.strategies.layout import layout_of, strategy_of
 

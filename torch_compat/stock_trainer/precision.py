@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import jax
-from lightning.pytorch.plugins import DoublePrecision, MixedPrecision, Precision
+from lightning.pytorch.plugins import DoublePrecision, MixedPrecision, Precision, TransformerEnginePrecision
 
-from torch_compat.stock_trainer.stock import refuse
+from torch_compat.stock_trainer.stock import INSTEAD, refuse
 
 _OFFERED = "choose one of '32-true', 'bf16-mixed', 'bf16-true', '16-true', '64-true'"
 _NOT_CALLED = (
@@ -26,6 +26,8 @@ def for_mesh(plugin: Precision) -> Precision:
         return plugin if plugin.device == "cpu" else MixedPrecision("bf16-mixed", "cpu")
     if type(plugin) is MixedPrecision:
         raise refuse(f"Trainer(precision={plugin.precision!r})", "loss scaling is no part of a program here", _OFFERED)
+    if isinstance(plugin, TransformerEnginePrecision):
+        raise refuse("TransformerEnginePrecision", "its layers are kernels for CUDA", f"{_OFFERED}; {INSTEAD} for float8")
     for name in _NOT_CALLED:
         if getattr(type(plugin), name, None) is not getattr(Precision, name, None):
             raise refuse(f"{type(plugin).__name__}.{name}", "a step is one program, which does not call it", _OFFERED)

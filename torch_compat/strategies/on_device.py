@@ -13,7 +13,6 @@ import torch
 from jax.sharding import NamedSharding
 
 from torch_compat.device_backends import DeviceBackend, PlacedModule
-from torch_compat.plugins.precision import MixedPrecision
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from xlatrain.cluster import distributed
@@ -93,8 +92,7 @@ class DeviceStrategy(ParallelStrategy):
 
     def setup_environment(self) -> None:
         _ = self.mesh  # made now, before a hook of the user's runs
-        if isinstance(self.precision_plugin, MixedPrecision):
-            self.precision_plugin.device = self.root_device.type  # whose autocast lists apply
+        self.precision_plugin.device = self.root_device.type  # whose autocast lists apply
 
     def module_placed(self, module: torch.nn.Module) -> None:
         """Called after the module's parameters were moved to the devices."""

@@ -9,9 +9,8 @@ from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.layer_sync import LayerSync
 from torch_compat.plugins.precision import Precision
 
-# "transformer-engine" is a value that stock takes; the Trainer says why it is refused here.
 PrecisionInput = Literal[
     64, 32, 16, "transformer-engine", "transformer-engine-float16", "16-true", "16-mixed", "bf16-true", "bf16-mixed",
-    "32-true", "64-true", "64", "32", "16", "bf16",
+    "32-true", "64-true", "64", "32", "16", "bf16", "int8-mixed", "float8-mixed",
 ]  # fmt: skip
 PluginInput = Union[Precision, ClusterEnvironment, CheckpointIO, LayerSync]  # noqa: UP007  shown in the parser's help

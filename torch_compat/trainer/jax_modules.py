@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 PRECISIONS = ("32-true", "bf16-true", "16-true")
+EIGHT_BITS = ("int8-mixed", "float8-mixed", "transformer-engine")
 REFUSED_CALLBACKS: dict[type, str] = {
     BackboneFinetuning: "it freezes torch modules; use optax.multi_transform with optax.set_to_zero()",
     BaseFinetuning: "it freezes torch modules; use optax.multi_transform with optax.set_to_zero()",
@@ -86,6 +87,11 @@ def check_run(trainer: Trainer, module: LightningModule) -> None:
         raise MisconfigurationException(
             f"strategy={type(strategy).__name__} lets torch drive the devices, and {name}, is compiled by JAX: "
             "use 'auto' or 'mesh'"
+        )
+    if trainer.precision in EIGHT_BITS:
+        raise MisconfigurationException(
+            f"precision={trainer.precision!r} chooses among linear layers of torch, and {name}, has none: say it in nnx, with "
+            "qwix.quantize_model(module, qwix.QtProvider([qwix.QtRule(…)]), …) before it is given to the Trainer"
         )
     if trainer.precision not in PRECISIONS:
         raise MisconfigurationException(

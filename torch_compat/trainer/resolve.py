@@ -11,7 +11,8 @@ from torch_compat.accelerators.accelerator import HARDWARE_MEMBERS
 from torch_compat.plugins.environments.cluster_environment import ClusterEnvironment
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
 from torch_compat.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
-from torch_compat.plugins.precision import Precision, make_precision
+from torch_compat.plugins.precision import Precision
+from torch_compat.plugins.precision_names import make_precision
 from torch_compat.run import eras
 from torch_compat.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 from torch_compat.strategies.layout import planned_strategy

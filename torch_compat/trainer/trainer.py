@@ -60,7 +60,8 @@ class Trainer(TrainerProperties):
         strategy: ``"auto"``, ``"ddp"``, ``"fsdp"``, ``"mesh"``, or a strategy object.
         devices: devices per process: a number, indices, or ``"auto"``/-1 for all.
         num_nodes: number of processes that must have joined.
-        precision: ``"32-true"``, ``"bf16-mixed"``, ``"bf16-true"``, ``"16-mixed"``, ``"16-true"``, ``"64-true"``.
+        precision: ``"32-true"``, ``"bf16-mixed"``, ``"bf16-true"``, ``"16-mixed"``, ``"16-true"``, ``"64-true"``;
+            ``"int8-mixed"``, ``"float8-mixed"``, ``"transformer-engine"``: linear layers multiply in eight bits.
         logger: a logger or several; True, the default: TensorBoard's, or CSV files where it is not installed; False: none.
         callbacks: a callback or several.
         fast_dev_run: run that many batches of each stage (True: one), without loggers and checkpoints.

@@ -30,6 +30,11 @@ _PEAK_BF16 = (
     ("Tesla V100", 125e12),
 )
 _HALF = ("bfloat16", "float16")
+# Kinds whose data sheet says twice as much for these dtypes. Elsewhere they are computed in 16 bits, or nothing is said.
+_TWICE = {
+    "int8": ("TPU v5", "TPU v6", "NVIDIA", "Tesla T4"),
+    "float8_e4m3fn": ("TPU7x", "NVIDIA B200", "NVIDIA H200", "NVIDIA H100", "NVIDIA L40S", "NVIDIA L4"),
+}
 
 
 def peak_flops(device: Any, dtype: str) -> float | None:
@@ -37,8 +42,9 @@ def peak_flops(device: Any, dtype: str) -> float | None:
 
     Args:
         device: a ``jax.Device``; its ``device_kind`` is looked up.
-        dtype: what the matrices are multiplied in. The data sheets' numbers are for 16 bits: others give None.
+        dtype: what the matrices are multiplied in: 16 or 8 bits, for which the data sheets have numbers; others give None.
     """
-    if dtype not in _HALF:
+    if dtype not in _HALF and dtype not in _TWICE:
         return None
-    return next((flops for kind, flops in _PEAK_BF16 if device.device_kind.startswith(kind)), None)
+    times = 2 if device.device_kind.startswith(_TWICE.get(dtype, ())) else 1
+    return next((times * flops for kind, flops in _PEAK_BF16 if device.device_kind.startswith(kind)), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from torch_compat import Trainer
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 
@@ -13,9 +12,3 @@ def test_bitsandbytes_is_refused_by_name() -> None:
 
     with pytest.raises(MisconfigurationException, match=r"BitsandbytesPrecision is not offered on an XLA mesh: .*bf16-true"):
         BitsandbytesPrecision("nf4")
-
-
-@pytest.mark.parametrize("precision", ["transformer-engine", "transformer-engine-float16"])
-def test_transformer_engine_is_refused_by_name(precision: str) -> None:
-    with pytest.raises(MisconfigurationException, match=rf"{precision}.*bf16-mixed"):
-        Trainer(accelerator="cpu", devices=1, precision=precision, logger=False, enable_checkpointing=False)

@@ -361,6 +361,7 @@ def test_mistakes_are_named(kind: Any, error: type[Exception], message: str) -> 
     ("options", "message"),
     [
         ({"precision": "bf16-mixed"}, "dtype=jnp.bfloat16"),
+        ({"precision": "int8-mixed"}, r"qwix.quantize_model\(module, "),
         ({"callbacks": [LearningRateMonitor()], "logger": True}, r"LearningRateMonitor does not work .* self.log\('lr'"),
         ({"strategy": MeshStrategy({"data": 1}, remat=["*"])}, r"remat=…\) names torch modules"),
     ],

@@ -22,8 +22,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("strategy", "nope", "Choose one of 'auto'"),
     ("strategy", 3, "Expected is a name"),
     ("precision", "17", "Allowed precision values"),
-    ("precision", "transformer-engine", "Transformer Engine"),
-    ("precision", "transformer-engine-float16", "Transformer Engine"),
     ("plugins", 3, "Found invalid type for plugin 3. Expected one of: Precision"),
     ("profiler", "other", "it can only be one of"),
     ("profiler", "pytorch", "profiler='xla'"),

@@ -43,6 +43,9 @@ def test_peak_flops() -> None:
     assert peak_flops(device("TPU v5p"), "bfloat16") == 459e12
     assert peak_flops(device("cpu"), "bfloat16") is None
     assert peak_flops(device("TPU v4"), "float32") is None
+    assert peak_flops(device("TPU v5 lite"), "int8") == 2 * 197e12 and peak_flops(device("TPU v4"), "int8") == 275e12
+    assert peak_flops(device("TPU7x"), "float8_e4m3fn") == 2 * 1153.5e12
+    assert peak_flops(device("TPU v5 lite"), "float8_e4m3fn") == 197e12, "which it multiplies in bfloat16"
 
 
 _TRAINER: Any = types.SimpleNamespace(

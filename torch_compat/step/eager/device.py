@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import torch
 
-from torch_compat.plugins.precision import MixedPrecision
-
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
@@ -85,8 +83,7 @@ class EagerDevice:
         if self.is_host:
             return
         self._module.to(device)
-        if isinstance(self._precision, MixedPrecision):
-            self._precision.device = device.type
+        self._precision.device = device.type
 
 
 def _move_state(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> None:

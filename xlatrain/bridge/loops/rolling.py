@@ -32,7 +32,7 @@ from xlatrain.bridge.loops.schedule import Loop, Rolled, Schedule, needed_by, un
 # fmt: off
 _HEAVY = frozenset((
     "mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "attention", "attention_backward", "banded_attention",
-    "banded_attention_backward", "grouped_mm", "recurrence", "recurrence_backward",
+    "banded_attention_backward", "grouped_mm", "eight_bit_product", "recurrence", "recurrence_backward",
 ))
 # fmt: on
 _ATTEMPTS = 8

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from jax import lax
 
-import xlatrain.bridge.capture.decompositions.grouped_matmul  # noqa: F401  defines the ops
+import xlatrain.bridge.capture.decompositions.grouped_matmul
+import xlatrain.bridge.capture.eight_bits  # noqa: F401  defines the op
 from xlatrain.bridge.lower.lowerings.activation import exact_gelu
 from xlatrain.bridge.lower.operands import Number, accumulate_dtype, cast
 from xlatrain.bridge.lower.registry import lowers
@@ -132,3 +133,11 @@ def grouped_mm(a: jax.Array, b: jax.Array, offs: jax.Array | None) -> jax.Array:
     if a.ndim == 3 and b.ndim == 2:
         return lax.ragged_dot(b.T, jnp.swapaxes(a, 1, 2), sizes).T
     return lax.ragged_dot_general(a.T, b, sizes, _RAGGED_CONTRACTION)
+
+
+@lowers("xlatrain.eight_bit_product.default")
+def eight_bit_product(a: jax.Array, b: jax.Array, a_dims: list[int], b_dims: list[int]) -> jax.Array:
+    """The product over these dims: of int8 in int32, of float8 in float32. Passes of float32's precision are not for them."""
+    wide = jnp.int32 if a.dtype == jnp.int8 else jnp.float32
+    contracted = (tuple(a_dims), tuple(b_dims)), ((), ())
+    return lax.dot_general(a, b, contracted, precision=lax.Precision.DEFAULT, preferred_element_type=wide)
