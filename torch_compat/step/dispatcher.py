@@ -8,27 +8,25 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from packaging.version import Version
 
 from torch_compat.plugins.loss_scaling import LossScaling
 from torch_compat.run import hook_calls as call
 from torch_compat.run.states import TrainerFn
 from torch_compat.step import mesh_state
-from torch_compat.step.batch_reuse import may_change_batches
+from torch_compat.step.batch_pass import may_change_batches, pass_over
 from torch_compat.step.compile_notice import CompileNotice
-from torch_compat.step.eager.device import eager_device
-from torch_compat.step.eager.eager import EagerOptimization, EagerSteps
+from torch_compat.step.eager.eager import EagerOptimization
 from torch_compat.step.eager.eager_run import EagerRun
 from torch_compat.step.eager.fallback import (
     bring_home,
     executor_choice,
     must_fall_back,
-    scripted_part,
     share_rows,
     share_values,
+    why_eager,
 )
+from torch_compat.step.eager.host_evaluation import HostEvaluation
 from torch_compat.step.eager.once_more import once_more, raised
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.host.host_values import HostNumbers, HostValues
@@ -43,21 +41,17 @@ from torch_compat.step.optimization.manual import ManualOptimization
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.placed_optimizers import PlacedOptimizers
-from torch_compat.step.placed_run import PlacedRun, captured_by
+from torch_compat.step.placed_run import PlacedRun, captured_by, roots_of, warn_of_torch
 from torch_compat.step.run_context import RunContext
 from torch_compat.step.step_runner import StepRunner
 from torch_compat.step.update.own_backward import after_hooks, hook_before, own_backward
 from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
-from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
 from torch_compat.utilities.single_process import in_less_time
-from xlatrain.bridge.errors import BridgeError, CaptureError
+from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.lazy_init import is_deferred
 from xlatrain.cluster.distributed import world
 from xlatrain.mesh.lockstep import lockstep
-from xlatrain.supported import COMPILED_TORCH
-
-_once = WarningCache()
 
 
 class StepDispatcher:
@@ -87,7 +81,7 @@ class StepDispatcher:
         self._contexts = contextlib.ExitStack()
         self._tell_compiling = CompileNotice(run, lambda: 0.0 if self.steps is None else self.steps.log.seconds)
         self._times_placed = 1
-        self._on_host: dict[str, EagerSteps] = {}  # methods of evaluation that cannot be compiled, where training is
+        self._on_host = HostEvaluation(run)
 
     @property
     def placed_optimizers(self) -> PlacedOptimizers | None:
@@ -104,8 +98,7 @@ class StepDispatcher:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The context of a run: the strategy can place the model, make the optimizers, and reach their state."""
-        run = self._run
-        mesh_run = run.strategy._mesh_run
+        mesh_run = self._run.strategy._mesh_run
         self._earlier_optimizers = mesh_run.optimizers  # of a run before this one
         mesh_run.executor = self
         with self._contexts:
@@ -119,15 +112,11 @@ class StepDispatcher:
         """
         if self.steps is not None:
             return
-        call.old_hooks(self._run, "on_post_move_to_device")  # ties made here hold in the program and in checkpoints
-        wanted = executor_choice()
-        if wanted == "eager":
-            self._start_eagerly("XLATRAIN_EXECUTOR=eager")
-        elif (reason := self._uncompilable()) is not None:
-            must_fall_back(wanted, reason, self._run.strategy.mesh)
-            self._start_eagerly(reason)
-        else:
-            self._compile()
+        run = self._run
+        call.old_hooks(run, "on_post_move_to_device")  # ties made here hold in the program and in checkpoints
+        looks = run.state.fn == TrainerFn.FITTING and run._detect_anomaly
+        reason = why_eager(run.lightning_module, run.strategy.mesh, detects_anomalies=looks)
+        self._compile() if reason is None else self._start_eagerly(reason)
 
     def _start_eagerly(self, reason: str) -> None:
         """Run eagerly from the beginning, with the values that the module would have on the mesh."""
@@ -136,20 +125,9 @@ class StepDispatcher:
             share_values(run.strategy, run.precision_plugin.convert_module(module), reason, self.model_state)
         self._run_eagerly(reason)
 
-    def _uncompilable(self) -> str | None:
-        """Why this module's steps cannot be compiled whatever they do, or None."""
-        run = self._run
-        if run.state.fn == TrainerFn.FITTING and run._detect_anomaly and executor_choice() == "auto":
-            return "detect_anomaly=True: operations are checked one by one, in plain torch"
-        return scripted_part(run.lightning_module)
-
     def _compile(self, before: MeshStepRunner | None = None) -> None:
         """Compile the steps of the module as it is now, which go on where the steps ``before`` ended."""
-        if Version(torch.__version__).release < COMPILED_TORCH:
-            _once.warn(
-                f"compiled steps are tested with torch {'.'.join(map(str, COMPILED_TORCH))} and later; torch "
-                f"{torch.__version__} is what strategy='torch_xla' needs, in an environment of its own"
-            )
+        warn_of_torch()
         run = self._run
         module = run.precision_plugin.convert_module(run.lightning_module)
         self._compiled = PlacedRun(
@@ -158,7 +136,7 @@ class StepDispatcher:
             self.compiled_steps,
             self.model_state,
             before,
-            roots=self._effect_roots(),
+            roots=roots_of(run),
             logging=functools.partial(captured_by, self),
             forward=run.precision_plugin.forward_context,
             compiling=self._tell_compiling,
@@ -186,7 +164,7 @@ class StepDispatcher:
             raise error
         must_fall_back("auto", str(error), run.strategy.mesh)
         if world().process_count > 1:
-            share_rows(self._runner().kept_rows, self._effect_roots(), run.state.stage, str(error))
+            share_rows(self._runner().kept_rows, roots_of(run), run.state.stage, str(error))
         self._go_on_eagerly(str(error))
 
     def _go_on_eagerly(self, reason: str) -> None:
@@ -242,17 +220,6 @@ class StepDispatcher:
         for optimizer, state in given:
             optimizer.load_state_dict(dict(state))
 
-    # -- what surrounds a capture ----------------------------------------------------------------------------------
-
-    def _effect_roots(self) -> dict[str, Any]:
-        run = self._run
-        roots: dict[str, Any] = {"self": run.lightning_module}
-        roots.update({f"trainer.callbacks[{i}]": callback for i, callback in enumerate(run.callbacks)})
-        if run.datamodule is not None:
-            roots["trainer.datamodule"] = run.datamodule
-        roots.update(run.strategy.captured_owners())
-        return roots
-
     # -- optimizers ------------------------------------------------------------------------------------------------
 
     def setup_optimizers(self) -> None:
@@ -264,7 +231,7 @@ class StepDispatcher:
         if self.optimization is not None:
             return
         run = self._run
-        if self._has_own_optimizers():
+        if run.strategy.optimizers and run.strategy.optimizers is not self._earlier_optimizers:  # made by a strategy's own set-up
             run.lr_scheduler_configs = [
                 config for config in run.lr_scheduler_configs if getattr(config.scheduler, "optimizer", None) in run.optimizers
             ]
@@ -290,11 +257,6 @@ class StepDispatcher:
                 self._run_eagerly(str(error))
         self._optimize_eagerly()
 
-    def _has_own_optimizers(self) -> bool:
-        """Whether a strategy's own set-up made the optimizers of this run."""
-        own = self._run.strategy.optimizers
-        return bool(own) and own is not self._earlier_optimizers
-
     def _keep_up(self) -> None:
         """Follow the module and the optimizers to parameters that came in, or were replaced, since the last step.
 
@@ -316,7 +278,8 @@ class StepDispatcher:
         )
         if stray or self._times_placed > _TIMES_PLACED:
             model.check_tensors()
-            self._check_same_optimizers()
+            if placed is not None:
+                placed.check_same(run.optimizers)
             return
         self._times_placed += 1
         self.look()
@@ -372,19 +335,7 @@ class StepDispatcher:
             loaders: those that ``loader`` joins; None: itself.
         """
         self._runner().copy_batches = may_change_batches(self._run, [loader] if loaders is None else loaders)
-        return self._loaded(lockstep(in_less_time(iter(loader)), what))
-
-    def _loaded(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """``batches``, which depend on how steps run; that may change while they are taken."""
-        steps, own = None, batches
-        while True:
-            if self.steps is not steps:
-                steps = self._runner()
-                own = steps.loaded(batches)
-            batch = next(own, _END)
-            if batch is _END:
-                return
-            yield batch
+        return pass_over(lockstep(in_less_time(iter(loader)), what), self._runner)
 
     def transferred(self, batch: Any, dataloader_idx: int) -> Any:
         """The batch that hooks and the step get, after the transfer hooks.
@@ -409,15 +360,13 @@ class StepDispatcher:
         assert self.optimization is not None
         try:
             self._keep_up()
-            self._check_optimizers()
+            if (optimizers := self.placed_optimizers) is not None:
+                optimizers.begin_step(self._run.optimizers)
             outcome = self.optimization.run(batch, batch_idx, stepped)
         except Exception as error:
             outcome = self.after_failure(error, lambda: self._batches().run(batch, batch_idx, stepped))
-        if self._run._detect_anomaly and np.isnan(np.asarray(outcome.packed)).any():
-            raise RuntimeError(
-                f"detect_anomaly: the loss or a logged value of batch {batch_idx} of epoch {self._run.current_epoch} is NaN. "
-                "To see which operation made it, run without XLATRAIN_EXECUTOR=compiled"
-            )
+        if self._run._detect_anomaly:
+            outcome.refuse_nan(f"batch {batch_idx} of epoch {self._run.current_epoch}")
         return outcome
 
     def after_failure(self, error: Exception, eagerly: Callable[[], StepOutcome]) -> StepOutcome:
@@ -440,28 +389,6 @@ class StepDispatcher:
         assert self.optimization is not None
         return self.optimization
 
-    def _check_optimizers(self) -> None:
-        """Push to the mesh what hooks did to the optimizers since the last step.
-
-        Raises:
-            CaptureError: there are other optimizers now, which the compiled step does not have, or hooks before their steps.
-        """
-        if (optimizers := self.placed_optimizers) is None:
-            return
-        try:
-            optimizers.functional.check_hooks()
-        except UnsupportedOptimizerError as error:
-            raise CaptureError(str(error)) from error
-        self._check_same_optimizers()
-        optimizers.push()
-
-    def _check_same_optimizers(self) -> None:
-        if (placed := self.placed_optimizers) is not None and self._run.optimizers != placed.optimizers:
-            raise CaptureError(
-                "trainer.optimizers was assigned other optimizers than configure_optimizers returned: a compiled step has those. "
-                "Change the options and param groups of the old ones instead"
-            )
-
     def forward_only(self) -> ForwardOnly:
         """Let training batches learn nothing, until the pass is finished."""
         return ForwardOnly(self._run)
@@ -482,29 +409,10 @@ class StepDispatcher:
         """Run a validation, test or predict step: ``name`` is the method's, ``indices`` those of the batch and the loader."""
         try:
             return self._evaluate(name, batch, indices)
-        except BridgeError as error:
-            if not self._may_evaluate_on_host(error):
-                return self.after_failure(error, lambda: self._evaluate(name, batch, indices))
-            self._evaluate_on_host(name, error)
         except Exception as error:
-            return self.after_failure(error, lambda: self._evaluate(name, batch, indices))
+            if not self._on_host.takes(name, error, self._runner().log):
+                return self.after_failure(error, lambda: self._evaluate(name, batch, indices))
         return self._evaluate(name, batch, indices)
-
-    def _may_evaluate_on_host(self, error: BridgeError) -> bool:
-        """Whether evaluation may run as hooks do, on the host, with the values on the mesh, while training is compiled."""
-        run, compiled = self._run, self._compiled
-        alone = world().process_count == 1 and eager_device(run.strategy.mesh).type == "cpu"
-        training = run.state.fn == TrainerFn.FITTING and compiled is not None and compiled.model.fits_host()
-        return training and alone and executor_choice() == "auto" and error.recoverable
-
-    def _evaluate_on_host(self, name: str, error: BridgeError) -> None:
-        """From now on the step of this name runs on the host; nothing of it has happened yet."""
-        rank_zero_warn(
-            f"{name} runs eagerly on the host, with the weights of the mesh; training_step does not, as long as it can be "
-            f"compiled. {error}"
-        )
-        self._on_host[name] = EagerSteps(self._run.precision_plugin, str(error))
-        self._runner().log.on_host[name] = str(error)
 
     def _raise_with_effects(self, error: Exception, eagerly: Callable[[], StepOutcome]) -> StepOutcome:
         """The user's step raised while it was captured: it runs eagerly once more, so that what it does before is kept.
@@ -523,9 +431,8 @@ class StepDispatcher:
 
     def _evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:
         self._keep_up()
-        run = self._run
-        steps = self._runner() if self._compiled is None else self._on_host.get(name, self._runner())
-        batch_idx, *rest = indices
+        run, batch_idx, *rest = self._run, *indices
+        steps = self._runner() if self._compiled is None else self._on_host.steps.get(name, self._runner())
         placed = steps.place(batch)
         if (results := run.metric_log.results) is not None:
             results.batch_size = placed.logged
@@ -539,5 +446,4 @@ class StepDispatcher:
         return steps.evaluate(name, placed, (*rest, with_grad), self.counters(batch_idx), step)
 
 
-_END = object()
 _TIMES_PLACED = 8  # in one run

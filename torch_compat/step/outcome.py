@@ -53,6 +53,16 @@ class StepOutcome:
         """The return value of the user's method, with lazily read tensors; built when somebody asks."""
         return self.make_result()
 
+    def refuse_nan(self, where: str) -> None:
+        """Raises:
+        RuntimeError: the loss or a logged value of the step is NaN; ``where`` is its batch.
+        """
+        if np.isnan(np.asarray(self.packed)).any():
+            raise RuntimeError(
+                f"detect_anomaly: the loss or a logged value of {where} is NaN. "
+                "To see which operation made it, run without XLATRAIN_EXECUTOR=compiled"
+            )
+
 
 class Filler:
     """Puts lazily read tensors of one executed step into recorded values.

@@ -12,7 +12,9 @@ from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.step.optimizers.live_state import LiveOptimizerStates, states_kept
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
+from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.step.optimizers.state import read_exported
+from xlatrain.bridge.errors import CaptureError
 
 
 class PlacedOptimizers:
@@ -46,6 +48,30 @@ class PlacedOptimizers:
 
     def _load(self) -> None:
         self._model.load_optimizer(self.functional.import_state)
+
+    def begin_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Look for what user code did to the optimizers since the last step, and push it to the mesh.
+
+        Args:
+            optimizers: which the run has now.
+
+        Raises:
+            CaptureError: these are others, which compiled steps do not have, or have hooks that do not run before their steps.
+        """
+        try:
+            self.functional.check_hooks()
+        except UnsupportedOptimizerError as error:
+            raise CaptureError(str(error)) from error
+        self.check_same(optimizers)
+        self.push()
+
+    def check_same(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Refuse other optimizers, see :meth:`begin_step`."""
+        if optimizers != self.optimizers:
+            raise CaptureError(
+                "trainer.optimizers was assigned other optimizers than configure_optimizers returned: a compiled step has those. "
+                "Change the options and param groups of the old ones instead"
+            )
 
     def push(self) -> None:
         """Push to the mesh what user code did to the states that it has seen."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+from packaging.version import Version
 
 from torch_compat.step.capture.step_capture import TraceContext
 from torch_compat.step.effects.logged import LogRecorder
@@ -21,10 +22,12 @@ from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.traced import TracedOptimizers
 from torch_compat.step.placed_optimizers import PlacedOptimizers
 from torch_compat.step.recompilation import forbidden_after
-from torch_compat.step.run_context import StepStrategy
+from torch_compat.step.run_context import RunContext, StepStrategy
 from torch_compat.step.step_services import StepServices, place_model
-from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
+from xlatrain.supported import COMPILED_TORCH
 
+_once = WarningCache()
 Steps = TypeVar("Steps", bound=MeshStepRunner)
 
 
@@ -160,3 +163,21 @@ def captured_by(owner: CapturesSteps, recorder: LogRecorder, tracer: ScalarTrace
         yield
     finally:
         owner.recorder = owner.tracer = None
+
+
+def roots_of(run: RunContext) -> dict[str, Any]:
+    """The objects of the user's in a run whose attributes steps may read and write."""
+    roots: dict[str, Any] = {"self": run.lightning_module}
+    roots.update({f"trainer.callbacks[{i}]": callback for i, callback in enumerate(run.callbacks)})
+    if run.datamodule is not None:
+        roots["trainer.datamodule"] = run.datamodule
+    return {**roots, **run.strategy.captured_owners()}
+
+
+def warn_of_torch() -> None:
+    """Warn, once, of a torch with which compiled steps are not tested."""
+    if Version(torch.__version__).release < COMPILED_TORCH:
+        _once.warn(
+            f"compiled steps are tested with torch {'.'.join(map(str, COMPILED_TORCH))} and later; torch "
+            f"{torch.__version__} is what strategy='torch_xla' needs, in an environment of its own"
+        )

@@ -139,11 +139,8 @@ class MeshRun:
                 f"self.{names[0]} is another parameter than when the run began; make parameters in __init__ or configure_model"
             )
         self.model.check_tensors()
-        if self.optimizers and trainer.optimizers != self.optimizers:
-            raise CaptureError("trainer.optimizers was assigned other optimizers than configure_optimizers returned")
-        if self.functional is not None:
-            self.functional.check_hooks()
-        self.push_states()
+        if (optimizers := self._placed.optimizers) is not None:
+            optimizers.begin_step(trainer.optimizers)
 
     def explained_shortage(self) -> contextlib.AbstractContextManager[None]:
         """Explain a shortage of device memory in the block."""

@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from torch_compat.run import report
 from torch_compat.run.report import ExecutorLog
-from torch_compat.step.eager.fallback import bring_home, executor_choice, must_fall_back, scripted_part
+from torch_compat.step.eager.fallback import bring_home, executor_choice, must_fall_back, why_eager
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.stock_trainer.accelerator import JaxAccelerator, jax_devices
 from torch_compat.stock_trainer.automatic import AutomaticSteps
@@ -149,15 +149,10 @@ class MeshStrategy(Strategy):
         module = self.lightning_module
         fits = trainer.state.fn == TrainerFn.FITTING
         self.model = self.precision_plugin.convert_module(module)
-        wanted = executor_choice()
-        reason = "XLATRAIN_EXECUTOR=eager" if wanted == "eager" else scripted_part(module)
-        if fits and trainer._detect_anomaly and wanted == "auto":
-            reason = "detect_anomaly=True: operations are checked one by one, in plain torch"
+        reason = why_eager(module, self._mesh.mesh, detects_anomalies=fits and trainer._detect_anomaly)
         if reason is None:
             self.model_to_device()
         else:
-            if wanted != "eager":
-                must_fall_back(wanted, reason, self._mesh.mesh)
             log = ExecutorLog(fallback=reason)
             report.add_run(log.run(str(trainer.state.fn.value), "eager", self._mesh.mesh, self.precision_plugin.precision))
         if fits:

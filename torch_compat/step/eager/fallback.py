@@ -50,7 +50,30 @@ def must_fall_back(wanted: str, reason: str, mesh: Mesh) -> None:
     rank_zero_warn(f"Steps run eagerly on {where}, not compiled over the mesh. {note(mesh)}{reason}")
 
 
-def scripted_part(module: torch.nn.Module) -> str | None:
+def why_eager(module: torch.nn.Module, mesh: Mesh, *, detects_anomalies: bool) -> str | None:
+    """The reason why the steps of a module are eager whatever they do, which is said; None where they are compiled.
+
+    Args:
+        module: its steps.
+        mesh: on which they would run.
+        detects_anomalies: each op's gradients are looked at.
+
+    Raises:
+        MisconfigurationException: only compiled steps are wanted.
+    """
+    wanted = executor_choice()
+    if wanted == "eager":
+        return "XLATRAIN_EXECUTOR=eager"
+    if detects_anomalies and wanted == "auto":
+        reason: str | None = "detect_anomaly=True: operations are checked one by one, in plain torch"
+    else:
+        reason = _scripted_part(module)
+    if reason is not None:
+        must_fall_back(wanted, reason, mesh)
+    return reason
+
+
+def _scripted_part(module: torch.nn.Module) -> str | None:
     """Why a module that has TorchScript in it is not compiled; None for any other.
 
     Raises:

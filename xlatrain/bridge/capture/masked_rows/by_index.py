@@ -62,6 +62,12 @@ def _part(x: MaskedRows, index: Any) -> Any:
     return x.like(take(x.rows, tuple(parts)), axis)
 
 
+def _go_to(x: Any, index: Any, source: Any) -> bool:
+    """Whether the rows of ``source`` and those of their ``index`` have one mask, and the tensor where they go has none."""
+    masked = type(index) is MaskedRows and type(source) is MaskedRows and type(x) is not MaskedRows
+    return masked and together((index, source)) is not None
+
+
 def _added(x: MaskedRows) -> torch.Tensor:
     return x.filled(0)
 
@@ -71,14 +77,7 @@ def _index_add(func: Any, args: Any, kwargs: Any) -> Any:
     x, dim, index, source = (
         args if len(args) == 4 else (*args, *[kwargs[name] for name in ("dim", "index", "source")[len(args) - 1 :]])
     )
-    if (
-        type(x) is MaskedRows
-        or type(index) is not MaskedRows
-        or type(source) is not MaskedRows
-        or together((index, source)) is None
-    ):
-        return NotImplemented
-    if index.rows.ndim != 1 or source.axis != int(dim) % x.ndim:
+    if not _go_to(x, index, source) or index.rows.ndim != 1 or source.axis != int(dim) % x.ndim:
         return NotImplemented
     alpha = {"alpha": kwargs["alpha"]} if "alpha" in kwargs else {}
     return func(x, dim, index.rows, _added(source), **alpha)
@@ -89,13 +88,11 @@ def _scatter(func: Any, args: Any, kwargs: Any) -> Any:
     x, dim, index, source, *reduce = args if len(args) > 3 else (*args, None, None)
     reduce = reduce[0] if reduce else kwargs.get("reduce", "sum")
     if (
-        type(x) is MaskedRows
-        or type(index) is not MaskedRows
-        or type(source) is not MaskedRows
-        or together((index, source)) is None
+        not _go_to(x, index, source)
+        or index.axis != source.axis
+        or index.axis != int(dim) % x.ndim
+        or reduce not in ("sum", "add", "amax", "amin")
     ):
-        return NotImplemented
-    if index.axis != source.axis or index.axis != int(dim) % x.ndim or reduce not in ("sum", "add", "amax", "amin"):
         return NotImplemented
     rows = _added(source) if reduce in ("sum", "add") else source.filled(extreme(source, largest=reduce == "amin"))
     return func(x, dim, index.rows, rows, *args[4:], **kwargs)
