@@ -133,6 +133,7 @@ class MeshStepRunner:
             while True:
                 program = variants.lookup_or_capture(step.name, step.static, step.batch, host_values, step.spec, step.build)
                 args = step.arguments(program)
+                self._make_room(program)
                 if not program.step.scalars.assumed:
                     new, outputs = variants.run(program, *args)
                     break
@@ -228,8 +229,8 @@ class MeshStepRunner:
         self, name: str, variant: CachedProgram, batch: PlacedBatch, outputs: Any, host_values: HostValues
     ) -> StepOutcome:
         packed, _ = outputs
-        if self._bounded:
-            self._bound(packed)
+        if self._bounded or variant.block is not None:
+            self._in_flight.append(packed)
         step = variant.step
         self.index_looks.add(name, step, packed, host_values.numbers)
         for parameter, flag in step.requires_grad.items():
@@ -294,10 +295,15 @@ class MeshStepRunner:
         self._in_flight.clear()
         self.index_looks.look()
 
-    def _bound(self, packed: Any) -> None:
-        """Wait for an older step where too many are in flight; several at a time, since each wait costs a few µs."""
-        self._in_flight.append(packed)
-        if len(self._in_flight) > _IN_FLIGHT:
+    def _make_room(self, program: CachedProgram) -> None:
+        """Before a run: wait for an older step where too many are in flight; several at a time, since each wait costs a few µs.
+
+        One with a block of its own takes it over from the last.
+        """
+        if program.block is not None and self._in_flight:
+            self._in_flight[-1].block_until_ready()
+            self._in_flight.clear()
+        elif len(self._in_flight) >= _IN_FLIGHT:
             for _ in range(_IN_FLIGHT // 2):
                 oldest = self._in_flight.popleft()
             oldest.block_until_ready()

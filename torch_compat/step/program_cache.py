@@ -26,7 +26,7 @@ from torch_compat.step.model_state import ModelState
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.step.recompilation import Recompilations
 from xlatrain.bridge.tensors.constants import BakedTensor
-from xlatrain.xla.compilation_cache import first_run
+from xlatrain.xla.compilation_cache import block_of, first_run
 
 _MAX_VARIANTS = 64
 _MAX_ASKED = 16  # variants of a step for values for which its Python asks, if few of them come again
@@ -196,6 +196,7 @@ class ProgramCache:
                 host_values.assumptions.take_back = take_back
         branches = step.scalars.branch_on_draws(host_values)
         variant = CachedProgram(step, second=second, branches_on_draws=branches, **built._asdict())
+        variant.block = block_of(variant.program)
         variant.rebound = step.effects.attributes(rebound=True)
         if step.effects.fill_containers:
             self._deciding.setdefault(name, {}).update(dict.fromkeys(self._guards.deciding(name, step.effects)))
@@ -392,8 +393,13 @@ class ProgramCache:
         """Run its program, which compiles it the first time."""
         variant.runs += 1
         if variant.runs > 1 or variant.compiled:
-            return variant.program(*args)
+            result = variant.program(*args)
+            if variant.block is not None:
+                variant.block.settle()
+            return result
         with self._compiling(), warnings.catch_warnings():
             # The gradients of an accumulation window are donated with the state, though nothing takes their place.
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-            return first_run(variant.program, *args)
+            result = first_run(variant.program, *args)
+        variant.block = block_of(variant.program)
+        return result

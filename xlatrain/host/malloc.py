@@ -32,6 +32,7 @@ _NOT_KEPT = {  # what glibc does with large blocks by itself, whatever was kept 
 }
 # Blocks of a program that are kept at most: up to 4 seen in training (one is taken before the last is back), 7 in a bare loop.
 _BLOCKS = 6
+_LARGE = 32 << 20  # smaller blocks glibc keeps whatever is set
 _AMD_GPU = "/dev/kfd"
 _kept = False
 
@@ -65,6 +66,50 @@ def keep_no_more_than_fits(temporaries: int) -> None:
     global _kept
     if _kept and _BLOCKS * temporaries > available_host_memory():
         _kept = not _set(_NOT_KEPT)
+
+
+class Block:
+    """The block of a program's temporaries, which glibc keeps from run to run.
+
+    Small blocks are cut out of it while it is free, and what glibc cuts off at its end to align it goes to others. It is then too
+    small for the next run, which gets another one, and stays where it is. While a run has its block, what is free is of no use to
+    it: where the heap has grown by a block or more than one is in the host's memory, the kernel gets it.
+
+    Args:
+        temporaries: their bytes.
+    """
+
+    _end = 0  # of the heap, where it was highest
+    _largest = 0
+    _others = 0  # bytes in the host's memory but for a block, as far as is known
+
+    def __init__(self, temporaries: int) -> None:
+        self._temporaries = temporaries
+        Block._largest = max(Block._largest, temporaries)
+        Block._others = Block._others or resident()
+        self._sbrk = ctypes.CDLL(None).sbrk
+        self._sbrk.argtypes, self._sbrk.restype = (ctypes.c_ssize_t,), ctypes.c_size_t
+        Block._end = max(Block._end, self._sbrk(0))
+
+    def settle(self) -> None:
+        """To be called as soon as a run has begun, before it has touched much of its block."""
+        end, now = self._sbrk(0), resident()
+        grown = end - Block._end
+        Block._end, Block._others = max(Block._end, end), min(Block._others, now)
+        if grown > self._temporaries // 2 or now > Block._others + 3 * Block._largest // 2:
+            give_back_freed()
+            Block._others = max(Block._others, resident() - Block._largest)
+
+
+def resident() -> int:
+    """Bytes of this process that are in the host's memory."""
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        return int(file.read(64).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def block(temporaries: int) -> Block | None:
+    """The block of a program's temporaries, of so many bytes, before its first run; None where it is not kept."""
+    return Block(temporaries) if _kept and temporaries >= _LARGE else None
 
 
 def give_back_freed() -> None:

@@ -4,13 +4,15 @@ JAX keeps what took a second or more to compile, which a small model's programs 
 (``jax_compilation_cache_max_size``) takes a lock for each program and fails in a folder that was filled without it. So the folder
 is brought below a bound as a process begins to use it.
 
-And the first run of a program, which compiles it, after memory that is no longer needed has been given back.
+And the first run of a program, which compiles it, after memory that is no longer needed has been given back; and the others, in
+which one with large temporaries takes no second block for them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from xlatrain.host import malloc
 
 LARGEST = 4 << 30
 """Bytes that the programs in our own folder may take, when a process begins."""
+_BLOCKS: weakref.WeakKeyDictionary[Callable[..., Any], malloc.Block] = weakref.WeakKeyDictionary()
 _MIN_TIME = "jax_persistent_cache_min_compile_time_secs"
 _MIN_TIME_OF_JAX = 1.0
 
@@ -92,6 +95,18 @@ def first_run(program: Callable[..., Any], *args: Any) -> Any:
     if hasattr(program, "lower"):
         compiled = program.lower(*args).compile()  # the call below finds it compiled
         stats = compiled.memory_analysis()  # not every backend has it
-        malloc.keep_no_more_than_fits(stats.temp_size_in_bytes if stats else 0)
+        temporaries = stats.temp_size_in_bytes if stats else 0
+        malloc.keep_no_more_than_fits(temporaries)
         malloc.give_back_freed()  # nor is the compiler's memory
+        if (block := malloc.block(temporaries)) is not None:
+            _BLOCKS[program] = block
     return program(*args)
+
+
+def block_of(program: Callable[..., Any]) -> malloc.Block | None:
+    """The block of a program's temporaries, which it keeps from run to run, once :func:`first_run` has run it.
+
+    Of such a program one run should be in flight: the next then has its temporaries where the last had them.
+    :meth:`~xlatrain.host.malloc.Block.settle` is to be called as soon as one has begun.
+    """
+    return _BLOCKS.get(program) if _BLOCKS else None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.host.host_values import HostValues
 from xlatrain.bridge.tensors.constants import BakedTensor
+from xlatrain.host.malloc import Block
 from xlatrain.step.stacking import Stacking
 
 
@@ -85,6 +86,7 @@ class CachedProgram:
         outlines: outline of the containers that the step depends on → whether the step does the same with them.
         branches_on_draws: whether a guard depends on the step's random draws, so that it holds or not only after them.
         compiled, stacking: see :class:`Built`.
+        block: of its temporaries, where it is kept from run to run.
         outdated: whether tensors of ``constants`` have other values now.
         held_at: when its outcomes were last the true ones; 0: never.
         followed: by the program whose outcomes were those of the next step, how often, of late more than long ago.
@@ -100,6 +102,7 @@ class CachedProgram:
     branches_on_draws: bool = False
     compiled: bool = False
     stacking: Stacking | None = None
+    block: Block | None = None
     outdated: bool = False
     held_at: int = 0
     followed: dict[CachedProgram, float] = field(default_factory=dict, repr=False)
