@@ -27,9 +27,10 @@ from xlatrain.bridge.lazy_init import deferred_init
 from xlatrain.bridge.nnx_module import NnxTensors, Returned
 from xlatrain.bridge.tensors.dtypes import torch_dtype
 from xlatrain.bridge.tensors.host import from_numpy
+from xlatrain.step.initial_value import InitialValue
 from xlatrain.step.jax_module import CounterWanted, JaxModule, attach, host_of
 from xlatrain.step.jax_step import REFUSED, STEPS, accepted, has, trace_step, where
-from xlatrain.step.traced_init import InitialValue, trace_init
+from xlatrain.step.traced_init import trace_init
 
 _STAGES = ("train", "validation", "test", "predict")
 _HOOKS = (

@@ -10,7 +10,7 @@ import torch
 
 from xlatrain.bridge.tensors.dtypes import torch_dtype
 from xlatrain.bridge.tensors.host import from_numpy
-from xlatrain.step.traced_init import InitialValue
+from xlatrain.step.initial_value import InitialValue
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("jax_value(int[] size, ScalarType dtype, str program) -> Tensor")

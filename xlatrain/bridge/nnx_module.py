@@ -18,8 +18,8 @@ from xlatrain.bridge.jax_value import jax_value
 from xlatrain.bridge.lazy_init import is_deferred
 from xlatrain.bridge.tensors.host import as_numpy, from_numpy
 from xlatrain.bridge.tensors.live import live_array
+from xlatrain.step.initial_value import InitialValue
 from xlatrain.step.purity import check_pure
-from xlatrain.step.traced_init import InitialValue
 from xlatrain.step.variables import Filter, ModuleVariables
 
 

@@ -12,29 +12,13 @@ import numpy as np
 from flax import nnx
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
+from xlatrain.step.initial_value import InitialValue
 from xlatrain.step.variables import Filter, ModuleVariables
 
 _ADDS_UP = frozenset({
     "dot_general", "conv_general_dilated", "reduce_sum", "reduce_prod", "cumsum", "cumprod", "cumlogsumexp", "scatter-add", "qr",
     "geqrf", "householder_product", "eigh", "svd", "lu", "cholesky", "triangular_solve", "fft",
 })  # fmt: skip
-
-
-@dataclass(frozen=True)
-class InitialValue:
-    """The values of one variable, as a program of no inputs.
-
-    Attributes:
-        make: gives them. Pure.
-        spec: shape and dtype.
-        digest: equal for equal programs, in every process.
-        adds_up: whether numbers are added in it, whose order, and so the last bit, partitioning would change.
-    """
-
-    make: Callable[[], jax.Array]
-    spec: jax.ShapeDtypeStruct
-    digest: str
-    adds_up: bool
 
 
 @dataclass
