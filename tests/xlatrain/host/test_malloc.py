@@ -57,7 +57,7 @@ print(before - resident() >> 20)
 
 
 def run(**environment: str) -> tuple[str, int, int, int]:
-    """Whether freed memory is kept, the MiB that most runs faulted in, by which memory grew in others, given back after 64 were freed.
+    """Whether freed memory is kept, and MiB: that most runs faulted in, that all have left, given back after 64 were freed.
 
     Most, not all: a small block may be cut out of the freed one, which then is too small. That happens a few times in a process's
     life, at any of its runs (``benchmarks/notes/speed_on_cpu.md``).
