@@ -30,7 +30,7 @@ _NOT_KEPT = {  # what glibc does with large blocks by itself, whatever was kept 
     -3: 32 << 20,  # M_MMAP_THRESHOLD, in bytes: its largest
     -1: 64 << 20,
 }
-# Blocks of a program that are kept at most: up to 4 seen in training (one is taken before the last is back), 7 in a bare loop.
+# Blocks of a program that are kept at most in a bare loop (7 were seen); of those that have a Block two.
 _BLOCKS = 6
 _LARGE = 32 << 20  # smaller blocks glibc keeps whatever is set
 _AMD_GPU = "/dev/kfd"
