@@ -235,6 +235,15 @@ def test_every_strategy_compiles_for_tpus(strategy: str, topology: str) -> None:
         assert weight.bytes_per_chip == 256 * 32 * 4 // split and weight.replicas == 4 // split
 
 
+def test_a_module_without_values_is_captured() -> None:
+    """Its parameters are live ones of deferred ones: to the step ordinary parameters."""
+    run = trainer(devices=8, strategy="fsdp")
+    with run.init_module():
+        module = Classifier()
+    report = run.preflight(module, loader(), topology="cpu:8")
+    assert report.bytes_per_chip["parameters"] == 4 * sum(one.numel() for one in module.parameters()) // 8
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_says_what_would() -> None:
     """20 GB of parameters and AdamW state, made without memory, on chips of 16 GB: replicated no, split yes."""

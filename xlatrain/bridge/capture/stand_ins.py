@@ -12,6 +12,8 @@ from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.patches import patched
 
 _PARAMETERS = type(torch.nn.Parameter)
+_OURS = frozenset(("_live", "_deferred"))
+"""Attributes of tensors whose values are on the mesh, or not yet computed; for each the class is a subclass of ours."""
 
 
 def standing_for(traced: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -29,7 +31,7 @@ def standing_for(traced: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
             "nn.Parameter, and call those functions by name"
         )
     held = vars(traced)
-    held.update((name, value) for name, value in vars(tensor).items() if name != "_live" and name not in held)
+    held.update((name, value) for name, value in vars(tensor).items() if name not in _OURS and name not in held)
     traced._xlatrain_stands_for = tensor  # pyright: ignore[reportAttributeAccessIssue]
     return traced
 
@@ -43,7 +45,10 @@ def class_of(tensor: torch.Tensor) -> type:
     """The class that the user's code knows of a parameter or buffer, or of what stands for one."""
     if (original := stood_for(tensor)) is not None:
         tensor = original
-    return type(tensor).__mro__[2] if "_live" in vars(tensor) else type(tensor)
+    kind = type(tensor)
+    for _ in _OURS & vars(tensor).keys():  # both, where a preflight has placed one without values
+        kind = kind.__mro__[2]
+    return kind
 
 
 @contextlib.contextmanager
