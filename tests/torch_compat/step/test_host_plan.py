@@ -17,6 +17,8 @@ from torch_compat.step.optimizers.host_actions import (
     StepOptimizer,
     StepScheduler,
 )
+from torch_compat.step.optimizers.host_part import HostPart
+from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from xlatrain.bridge.errors import CaptureError
 
 
@@ -46,6 +48,23 @@ def test_each_optimizer_step_has_the_options_of_its_moment(optimizer: torch.opti
     assert [float(vector[0]) for vector in (first, second, third)] == pytest.approx([0.4, 0.2, 0.3])
     assert (numbers[name], numbers[f"{name} after 1"]) == (0.4, 0.2)  # a read before a change gives what was there before
     assert optimizer.param_groups[0]["lr"] == 0.3
+
+
+def test_options_are_put_on_the_mesh_when_they_change_and_what_a_step_did_is_undone(optimizer: torch.optim.Optimizer) -> None:
+    placed: list[float] = []
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    host = HostPart(OptimizerSet([functional(optimizer)]), lambda vector: placed.append(float(vector[0])) or len(placed))
+    only_steps = HostPlan([StepOptimizer(0)])
+    assert [host.run(only_steps, HostValues(HostNumbers({})), undoable=True) for _ in range(3)] == [[1], [1], [1]]
+    changes = HostPlan([StepOptimizer(0), halved(schedule), StepOptimizer(0)])
+    assert host.run(changes, HostValues(HostNumbers({})), undoable=True) == [1, 2]
+    assert placed == pytest.approx([0.4, 0.2])
+    host.undo()
+    assert optimizer.param_groups[0]["lr"] == 0.4
+    host.run(changes, HostValues(HostNumbers({})), undoable=True)
+    host.begin()
+    host.undo()  # of a step that is over nothing is undone
+    assert optimizer.param_groups[0]["lr"] == 0.2
 
 
 def test_what_a_plan_did_is_taken_back(optimizer: torch.optim.Optimizer) -> None:
