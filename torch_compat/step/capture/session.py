@@ -17,6 +17,7 @@ import torch
 from torch_compat.core.toggling import noting_toggled
 from torch_compat.step.capture.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.capture.recorded_outputs import HooksWantedError, no_hooks_installed
 from torch_compat.step.capture.step_capture import StepInputs, StepSpec, Way, run_step
 from torch_compat.step.capture.step_run import Difference, StepRun
 from torch_compat.step.effects.effects import forgotten, root_name
@@ -181,7 +182,7 @@ class CaptureSession:
             forget_toggled = noting_toggled(self._module)
             try:  # ContextVars stay as they are
                 return contextvars.copy_context().run(self._run_once, attempt, spec, use, needs_graph)
-            except (Exception, MetricsImportedError) as caught:
+            except (Exception, MetricsImportedError, HooksWantedError) as caught:
                 error = caught
             again, retry = next(((one, retry) for retry in retries if (one := retry.make(self, attempt, error))), (None, None))
             if retry is None or not retry.mends:
@@ -204,7 +205,8 @@ class CaptureSession:
         """Run a step once for ``use``, and take back what it did."""
         name, way, before = attempt.name, attempt.way, _host_random_state()
         try:
-            with self._guards.capturing(name) as changed, matmul_precision(torch.get_float32_matmul_precision()):
+            precision = matmul_precision(torch.get_float32_matmul_precision())
+            with self._guards.capturing(name) as changed, precision, no_hooks_installed():
                 inputs = spec.inputs(attempt.host_values)
                 if way is Way.OP_BY_OP and needs_graph(inputs):
                     way = Way.TRACED
@@ -238,6 +240,12 @@ class CaptureSession:
         if not isinstance(error, MetricsImportedError):
             return None
         importlib.import_module("torchmetrics")  # here, where its tensors are no fake ones
+        return attempt
+
+    def _with_hooks_installed(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
+        if not isinstance(error, HooksWantedError):
+            return None
+        error.install()
         return attempt
 
     def _with_changes_followed(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
@@ -281,6 +289,7 @@ class _Retry:
 _MENDING = (
     _Retry("as it runs, since its ops cannot be recorded", CaptureSession._as_it_runs, mends=True),
     _Retry("with torchmetrics imported", CaptureSession._with_torchmetrics, mends=True),
+    _Retry("with hooks that record a model's outputs", CaptureSession._with_hooks_installed, mends=True),
     _Retry("with what it changes outside of the module followed", CaptureSession._with_changes_followed, mends=True),
 )
 _RETRIES = (
