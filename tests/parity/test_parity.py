@@ -174,7 +174,6 @@ RAISING_CASES = (
 
 # Cases that cannot be compiled, and what the run report must say about them; all others must be compiled.
 EAGER_CASES = {
-    "moving_average_in_an_attribute": "self.average",
     "counted_in_python": "self.sizes",
     "lbfgs": "LBFGS",
     "sparse_adam": "SparseAdam",

@@ -11,21 +11,23 @@ from typing import Any
 
 import jax
 import torch
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from torch_compat.step.capture.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import StepBody, StepInputs, StepSpec, UserCall
+from torch_compat.step.carried import CarriedTensors
 from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.gradients import VisibleGradients
 from torch_compat.step.host.assumptions import Assumptions, decide
 from torch_compat.step.host.callback_queue import PendingCalls, StepCalls
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.index_looks import IndexLooks
+from torch_compat.step.materialize import put
 from torch_compat.step.mesh_steps import EvaluationStep, MeshStep
 from torch_compat.step.metrics import sync as metric_sync
 from torch_compat.step.model_state import ModelState
-from torch_compat.step.outcome import Filler, StepOutcome
+from torch_compat.step.outcome import Filler, StepOutcome, array_of_unread
 from torch_compat.step.placed_batch import BatchForms, PlacedBatch
 from torch_compat.step.planned import Planned
 from torch_compat.step.program_builder import ProgramBuilder
@@ -74,11 +76,19 @@ class MeshStepRunner:
         self._variants = ProgramCache(
             model, services.roots, self._effects.roots, self.log, services.compiling, services.no_recompilation_after
         )
+        self._carried = CarriedTensors(self._effects.roots, self._to_all)
+        self._running_step = ""
         self._bounded = mesh.devices.size > 1
         self._in_flight: deque[Any] = deque()
         metric_sync.install()
         self._pending = PendingCalls(*([0] if self._forms.layout.processes > 1 else []))
         self._evaluations = 0
+
+    def _to_all(self, tensor: torch.Tensor) -> jax.Array:
+        """A tensor whole on each device of the mesh; what a program gave, without the host."""
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        array = array_of_unread(tensor)
+        return put(tensor, tensor.dtype, everywhere, broadcast=False) if array is None else jax.device_put(array, everywhere)
 
     def _batch_forms(self) -> BatchForms:
         return BatchForms(BatchPlacer(self.mesh))
@@ -129,9 +139,17 @@ class MeshStepRunner:
         variants, host_values = self._variants, step.host_values
         if not self.model.offloads:  # whose state is in two memories
             host_values.assumptions = Assumptions()
+        batch, self._running_step = step.batch, step.name
         try:
             while True:
-                program = variants.lookup_or_capture(step.name, step.static, step.batch, host_values, step.spec, step.build)
+                step.batch = self._carried.beside(step.name, batch)
+                try:
+                    program = variants.lookup_or_capture(step.name, step.static, step.batch, host_values, step.spec, step.build)
+                except BridgeError as error:
+                    if not self._carried.add(step.name, error.carried):
+                        raise
+                    variants.carry(step.name, error.carried)
+                    continue
                 args = step.arguments(program)
                 self._make_room(program)
                 if not program.step.scalars.assumed:
@@ -256,6 +274,8 @@ class MeshStepRunner:
             if step.effects.hold_results:
                 self._pending.make_all()
             step.effects.replay(self._effects.roots, functools.partial(self._kept, name, fill))
+            for index in step.cached:  # the steps that follow have its values as constants
+                fill.read(index)
             self._variants.note_replayed(variant)
 
         def make_result() -> Any:
@@ -322,6 +342,7 @@ class MeshStepRunner:
             with_gradients: the gradients that the parameters have are inputs too.
         """
         self._pending.make_all()  # the step's Python may look at what these change
+        batch = self._carried.beside(self._running_step, batch)
         leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.form.shapes]
         if with_gradients:
             options["gradients"] = {name: self.model.params[name] for name in self.model.state.accumulated}

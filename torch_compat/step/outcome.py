@@ -22,7 +22,7 @@ from torch_compat.step.metrics.sync import OWN_ROWS
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.tensors.host import from_numpy
-from xlatrain.bridge.tensors.live import lazy_tensor
+from xlatrain.bridge.tensors.live import lazy_tensor, unread_lazy
 from xlatrain.mesh.data import BatchLayout
 
 
@@ -62,6 +62,14 @@ class StepOutcome:
                 f"detect_anomaly: the loss or a logged value of {where} is NaN. "
                 "To see which operation made it, run without XLATRAIN_EXECUTOR=compiled"
             )
+
+
+_ARRAY = "array"
+
+
+def array_of_unread(tensor: torch.Tensor) -> Any:
+    """The array behind a value of a step that nobody has read yet; None for any other tensor."""
+    return getattr(unread_lazy(tensor), _ARRAY, None)
 
 
 class Filler:
@@ -115,6 +123,10 @@ class Filler:
 
         return lazy_tensor((), torch.float32, read)
 
+    def read(self, index: int) -> None:
+        """Bring the ``index``-th value to the host now."""
+        self._tensor(index).data_ptr()
+
     def _tensor(self, index: int) -> torch.Tensor:
         """The ``index``-th value as a CPU tensor, read when it is used; on several processes this process's rows of it."""
         if index not in self._made:
@@ -127,6 +139,8 @@ class Filler:
                 return _fetch(array, spec.dtype, rows)
 
             self._made[index] = made = lazy_tensor(shape, spec.dtype, read)
+            if rows is None:
+                setattr(read, _ARRAY, array)  # which is let go of when it is read
             if rows is not None:
                 setattr(made, OWN_ROWS, True)
         self.gave_rows = self.gave_rows or hasattr(self._made[index], OWN_ROWS)

@@ -12,11 +12,14 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from torch_compat.run.report import ExecutorLog
 from torch_compat.step.capture.cached_program import Build, CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.session import CaptureSession, ImpureStepError
 from torch_compat.step.capture.step_capture import StepSpec
+from torch_compat.step.carried import CarriedPlace, places_of, unread_places
 from torch_compat.step.effects.effects import ObjectPath, outline
 from torch_compat.step.effects.recorder import followed
 from torch_compat.step.guards.step_guards import StepGuards
@@ -25,6 +28,7 @@ from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.step.recompilation import Recompilations
+from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.tensors.constants import BakedTensor
 from xlatrain.xla.compilation_cache import block_of, first_run
 
@@ -163,7 +167,12 @@ class ProgramCache:
             if take_back is not None:
                 take_back()
         with self._compiling():
-            variant = self._capture_program(name, fixed, host_values, spec, build, second=replaced)
+            try:
+                variant = self._capture_program(name, fixed, host_values, spec, build, second=replaced)
+            except BridgeError as error:
+                if error.stored is not None:
+                    error.carried = self._stored(name, error.stored)
+                raise
         compiled = not any(one.program is variant.program for one in self._all(lambda key: True))
         state = self._guards.state(name)
         self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, []).append(variant)
@@ -306,13 +315,30 @@ class ProgramCache:
         constant, both = self._guards.carried(name, step.effects, list(step.capture.constants.values()), step.caches)
         same = [one for one in self._all(lambda key: key[0] == fixed) if one.step.scalars.outcomes == step.scalars.outcomes]
         count = len(same)  # other outcomes are other steps
-        if constant is None and not (both and count >= 2):
+        places = places_of(step.capture.constants.values(), step.effects.records, self._changed)
+        if constant is None and not places and not (both and count >= 2):
             return
-        raise ImpureStepError(
-            f"{name} reads {constant or ', '.join(both)} and changes it for the next batch, which is not a part of the compiled "
-            "step's state. Keep it in a buffer (self.register_buffer), or change it in a hook such as on_train_batch_end; or run "
-            "eagerly (XLATRAIN_EXECUTOR=eager)."
+        found = constant or ", ".join(map(str, places or both))
+        error = ImpureStepError(
+            f"{name} reads {found} and changes it for the next batch, which is not a part of the compiled step's state. Keep it "
+            "in a buffer (self.register_buffer), or change it in a hook such as on_train_batch_end; or run eagerly "
+            "(XLATRAIN_EXECUTOR=eager)."
         )
+        error.carried = places
+        raise error
+
+    def carry(self, name: str, places: Iterable[CarriedPlace]) -> None:
+        """Tensors at these places are inputs of the step from now on; as attributes they do not select its program."""
+        for place in places:
+            if place.attribute is not None:
+                self._guards.carry(name, place.attribute)
+
+    def _stored(self, name: str, tensor: torch.Tensor) -> tuple[CarriedPlace, ...]:
+        """The places of values that steps of this name have stored and nobody has read yet, if one of them is ``tensor``."""
+        records = [record for one in self._all(lambda key: key[0][0] == name) for record in one.step.effects.records]
+        if not places_of([tensor], records, self._changed):
+            return ()
+        return unread_places(records, self._changed)
 
     def _all(self, wanted: Callable[[Any], bool]) -> list[CachedProgram]:
         found = [variants for key, family in self._variants.items() if wanted(key) for variants in family.values()]

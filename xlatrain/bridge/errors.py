@@ -13,6 +13,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 _TYPED_IN = ("<stdin>", "<python-input", "<ipython-input")
 _INFRASTRUCTURE = frozenset(
@@ -28,9 +29,13 @@ class BridgeError(RuntimeError):
 
     Attributes:
         recoverable: whether everything that ran so far was right, so that an eager run may go on from here.
+        stored: the tensor of an earlier step that it computes with, where that is the reason.
+        carried: places where steps have put such tensors: as inputs they would be no reason any more.
     """
 
     recoverable = True
+    stored: Any = None
+    carried: tuple[Any, ...] = ()
 
 
 class CaptureError(BridgeError):

@@ -126,3 +126,43 @@ def validation_that_decodes_in_python(run: Run) -> None:
     run.fit(model, run.trainer(max_epochs=3, num_sanity_val_steps=1), run.loader(*class_data(64)), run.loader(*class_data(32, 1)))
     run.note("texts", model.texts)
     run.note("seen", model.seen.item())
+
+
+@case
+def tensors_carried_under_keys_and_in_attributes(run: Run) -> None:
+    """Moving averages that the loss depends on, which a hook replaces; a table that is made once for each number of rows."""
+
+    class Balanced(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.averages = {"loss": torch.tensor(1.0), "size": torch.tensor(1.0)}
+            self.before: Tensor | None = None
+            self.tables: dict[int, Tensor] = {}
+            self.kept: list[Tensor] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            logits = self.net(x)
+            loss = F.cross_entropy(logits, y)
+            if len(x) not in self.tables:
+                self.tables[len(x)] = torch.linspace(0.5, 1.0, len(x))
+            self.averages["loss"] = 0.9 * self.averages["loss"] + 0.1 * loss.detach()
+            self.averages["size"] = 0.9 * self.averages["size"] + 0.1 * logits.detach().square().mean()
+            mean = logits.mean(0)
+            apart = 0.0 if self.before is None else (mean - self.before).square().sum()
+            self.before = mean.detach()
+            total = loss / self.averages["loss"] + self.averages["size"] * apart + (self.tables[len(x)] * logits[:, 0]).mean()
+            self.log_dict({"total": total, "average": self.averages["loss"]})
+            return total
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.kept.append(self.averages["size"])
+            if self.global_step == 5:
+                self.averages["loss"] = torch.tensor(2.0)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    model = Balanced()
+    run.fit(model, run.trainer(max_epochs=3), run.loader(*class_data(72)))
+    run.note("averages", [value.item() for value in (*model.averages.values(), *model.kept)])

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from torch_compat.step.capture.step_capture import StepInputs
 from torch_compat.step.capture.step_run import StepRun, graph_of, text_of_constant
 from torch_compat.step.host.scalar_plan import scalar_inputs
+from torch_compat.step.host.slots import ValueSlot
 from torch_compat.step.kept_graphs import KeptGraph
 from xlatrain.bridge.capture.capture import Capture, Recording, TensorSpec
 from xlatrain.bridge.capture.updates import use_updates
@@ -107,11 +108,21 @@ class CapturedStep(StepRun):
     @functools.cached_property
     def caches(self) -> frozenset[tuple[str, str]]:
         """The ``(owner, attribute)`` that are set to a tensor made of nothing but sizes and numbers: the same whoever sets it."""
+        return self.effects.assigned_from(self._made_of_nothing)
+
+    @functools.cached_property
+    def cached(self) -> frozenset[int]:
+        """The values made of nothing else that are put under keys of dicts, or in attributes, that were not there before."""
+        made = [record.value for record in self.effects.records if record.made]
+        return self._made_of_nothing.intersection(
+            one.index for one in made if isinstance(one, ValueSlot) and one.source == "values"
+        )
+
+    @functools.cached_property
+    def _made_of_nothing(self) -> frozenset[int]:
         nodes: Any = self.capture.graph.graph.output_node().args[0]
-        made_of_nothing = {
-            index for index, output in enumerate(self.capture.result["values"]) if _is_made_of_nothing(nodes[output.index])
-        }
-        return self.effects.assigned_from(made_of_nothing)
+        outputs = enumerate(self.capture.result["values"])
+        return frozenset(index for index, output in outputs if _is_made_of_nothing(nodes[output.index]))
 
     @functools.cached_property
     def used_params(self) -> frozenset[str]:

@@ -61,6 +61,7 @@ class AttributeGuards:
         self._rewritten: dict[str, set[Where]] = {}
         self._watched: dict[str, dict[Where, Fingerprint]] = {}
         self._held: dict[str, _Held] = {}
+        self._carried: dict[str, set[Where]] = {}  # tensors in which are inputs
         self._keys: dict[str, tuple[int, int]] = {}
         self._numbers: dict[Hashable, int] = {}
         self._written_in_capture: set[Where] | None = None
@@ -91,7 +92,7 @@ class AttributeGuards:
 
     def forget(self, step: str) -> None:
         """Let go of what is known of a step that is no more."""
-        known = (self._reads, self._rewritten, self._watched, self._held, self._keys, self._inputs, self._exact)
+        known = (self._reads, self._rewritten, self._watched, self._held, self._keys, self._inputs, self._exact, self._carried)
         for by_step in known:
             by_step.pop(step, None)
         self._changed_inputs()
@@ -282,7 +283,13 @@ class AttributeGuards:
 
     def reads_before(self, step: str, where: Collection[Where]) -> list[str]:
         """The attributes among ``where`` that ``step`` reads before it assigns them, as a user writes them."""
-        return sorted(map(self._text, self._reads.get(step, set()).intersection(where) - self._inputs.get(step, {}).keys()))
+        inputs = self._inputs.get(step, {}).keys() | self._carried.get(step, set())
+        return sorted(map(self._text, self._reads.get(step, set()).intersection(where) - inputs))
+
+    def carry(self, step: str, where: Where) -> None:
+        """The tensor in an attribute is an input of ``step`` from now on."""
+        self._carried.setdefault(step, set()).add(where)
+        self._changes += 1
 
     def name_of(self, step: str, tensor: torch.Tensor) -> str | None:
         """The attribute, as a user writes it, in which ``step`` finds a tensor; None if it finds it elsewhere."""
@@ -318,7 +325,7 @@ class AttributeGuards:
         if cached is not None and cached[0] == self._changes:
             return cached[1]
         watched = self._watched.get(step, {})
-        assigned = self._reads.get(step, set()) & self._assigned
+        assigned = (self._reads.get(step, set()) & self._assigned) - self._carried.get(step, set())
         values = tuple((where, self._part(step, where, tensors=where in watched)) for where in sorted(assigned | watched.keys()))
         number = self._numbers.setdefault(values, len(self._numbers))
         self._keys[step] = (self._changes, number)

@@ -164,6 +164,10 @@ class StepGuards:
         both = self._attributes.reads_before(step, effects.attributes(rebound=True).difference(caches))
         return self._attributes.holds_constant(step, constants), both
 
+    def carry(self, step: str, where: tuple[str, str]) -> None:
+        """The tensor in an attribute is an input of ``step``."""
+        self._attributes.carry(step, where)
+
     def name_of(self, step: str, tensor: torch.Tensor) -> str | None:
         """The attribute, as a user writes it, in which ``step`` finds a tensor; None if it finds it elsewhere."""
         return self._attributes.name_of(step, tensor)

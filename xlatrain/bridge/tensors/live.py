@@ -340,12 +340,14 @@ class LazyTensor(torch.Tensor):
         if type(self) is not LazyTensor:  # fetched while an earlier argument was
             return self
         if is_capturing():
-            raise CaptureError(
+            error = CaptureError(
                 f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: the step computes with a "
                 "tensor that an "
                 "earlier step stored, whose value is not a part of the compiled step's state.\n  Fix: keep it in a buffer "
                 "(self.register_buffer(...), then self.name.copy_(...) or self.name = ... in the step)."
             )
+            error.stored = self
+            raise error
         fetched = self._fetch()
         with torch._C.DisableTorchFunctionSubclass():
             self.data = fetched.reshape(self.shape)
