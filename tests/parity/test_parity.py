@@ -202,6 +202,7 @@ EAGER_CASES = {
     "a_size_of_the_batch_before_one_of_the_results": "torch.unique",
     "entries_under_values_of_the_batch": "makes an entry of self.kept under a key that is a value of its own batch",
     "hooks_before_optimizer_steps_registered_late": "register_step_pre_hook",
+    "a_parameter_leaves_the_module": "is not a parameter of the module that is being trained",
     "forward_under_an_optimizer_without_gradients": "Closed.step",
     "python_in_the_step_of_an_optimizer": "Counting.step changes",
     "counted_in_a_class_of_classes": "Counted.steps",

@@ -48,7 +48,7 @@ from torch_compat.step.update.own_backward import after_hooks, hook_before, own_
 from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
 from torch_compat.utilities.single_process import in_less_time
-from xlatrain.bridge.errors import BridgeError
+from xlatrain.bridge.errors import BridgeError, CaptureError
 from xlatrain.bridge.lazy_init import is_deferred
 from xlatrain.cluster.distributed import world
 from xlatrain.mesh.lockstep import lockstep
@@ -280,6 +280,11 @@ class StepDispatcher:
             model.check_tensors()
             if placed is not None:
                 placed.check_same(run.optimizers)
+            if stray:
+                raise CaptureError(
+                    f"self.{names[0]} is a new parameter, and an optimizer has one that is not a parameter of the module that is "
+                    "being trained any more: take that out of its param_groups, and the new one is trained in compiled steps"
+                )
             return
         self._times_placed += 1
         self.look()

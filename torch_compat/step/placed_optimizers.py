@@ -56,14 +56,15 @@ class PlacedOptimizers:
             optimizers: which the run has now.
 
         Raises:
-            CaptureError: these are others, which compiled steps do not have, or have hooks that do not run before their steps.
+            CaptureError: these are others, which compiled steps do not have, have hooks that do not run before their steps, or
+                parameters that are not the module's.
         """
+        self.check_same(optimizers)
         try:
             self.functional.check_hooks()
+            self.push()
         except UnsupportedOptimizerError as error:
             raise CaptureError(str(error)) from error
-        self.check_same(optimizers)
-        self.push()
 
     def check_same(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Refuse other optimizers, see :meth:`begin_step`."""

@@ -179,6 +179,41 @@ def hooks_before_optimizer_steps_registered_late(run: Run) -> None:
 
 
 @case
+def a_parameter_leaves_the_module(run: Run) -> None:
+    class Leaving(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(1, 1))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) + self.inner.weight.square().sum()
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if self.global_step == 2:  # what the optimizer has gets no gradient any more
+                torch.nn.utils.parametrize.remove_parametrizations(self.inner, "weight")
+                self.trainer.optimizers[0].add_param_group({"params": [self.inner.weight]})
+
+    fit(run, Leaving())
+
+
+@case
+def a_tensor_of_the_step_is_resized_in_a_hook(run: Run) -> None:
+    class Resizing(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = [torch.ones(2)]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * self.held[0].sum()
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            if self.global_step == 2:
+                self.held[0].resize_(3).fill_(0.5)
+
+    fit(run, Resizing())
+
+
+@case
 def forward_under_an_optimizer_without_gradients(run: Run) -> None:
     class Closed(torch.optim.SGD):
         @torch.no_grad()

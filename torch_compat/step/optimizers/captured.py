@@ -386,7 +386,7 @@ class CapturedOptimizer:
         """Name → parameter, for every parameter of every group.
 
         Raises:
-            ValueError: a parameter that has no name.
+            UnsupportedOptimizerError: a parameter that has no name.
         """
         found: dict[str, torch.Tensor] = {}
         for index, group in enumerate(self.optimizer.param_groups):

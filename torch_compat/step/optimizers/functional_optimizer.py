@@ -82,8 +82,8 @@ class FunctionalOptimizer:
             names: parameter → its name in the module, for every parameter of the optimizer.
 
         Raises:
-            UnsupportedOptimizerError: an optimizer that needs the eager executor (L-BFGS, SparseAdam, ``differentiable=True``).
-            ValueError: a parameter of the optimizer that is not in ``names``.
+            UnsupportedOptimizerError: an optimizer that needs the eager executor (L-BFGS, SparseAdam, ``differentiable=True``),
+                or has a parameter that is not in ``names``.
         """
         for kind, reason in _REFUSED.items():
             if isinstance(optimizer, kind):

@@ -58,7 +58,7 @@ class GroupReader:
         """Look up the names of the group's parameters; True where the membership changed.
 
         Raises:
-            ValueError: a parameter that has no name.
+            UnsupportedOptimizerError: a parameter that has no name.
         """
         params = group["params"]
         if len(params) == len(self.params) and all(map(operator.is_, params, self.params)):
@@ -76,10 +76,10 @@ def name_of(names: Mapping[torch.Tensor, str], param: torch.Tensor, index: int, 
     """The name of the ``position``-th parameter of the ``index``-th group.
 
     Raises:
-        ValueError: it has none.
+        UnsupportedOptimizerError: it has none.
     """
     if param not in names:
-        raise ValueError(
+        raise UnsupportedOptimizerError(
             f"optimizer.param_groups[{index}]['params'][{position}] (shape {tuple(param.shape)}, {param.dtype}) is not a "
             "parameter of the module that is being trained, so the compiled step gives it no gradient; build the optimizer from "
             "the module's own parameters (self.parameters()), after any of them was replaced"

@@ -65,7 +65,8 @@ def lower(
     _check_lowerings(capture)
     schedule = capture.rolled if rolled else unrolled(capture.graph.graph)
     starts = {} if schedule.loops else recomputations(capture.graph.graph)
-    constants = {name: as_numpy(tensor) for name, tensor in capture.constants.items()}
+    # Of a tensor whose memory an array shares, torch would no longer change the size.
+    constants = {name: as_numpy(tensor.detach().clone()) for name, tensor in capture.constants.items()}
     turned = images(capture.graph.graph) if platform == "cpu" else frozenset[Node]()
 
     def run(inputs: Sequence[Any], key: jax.Array | KeyPerOp | None, found: IndexFindings | None = None, /) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 
 import numpy as np
@@ -21,7 +22,10 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray | None:
         return None
     with _disable_current_modes():  # a step may be running on fake tensors
         dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        return dense.reshape(-1).view(torch.uint8).numpy()
+        # Without Tensor.numpy(), after which torch no longer lets the tensor be resized.
+        memory = (ctypes.c_uint8 * (dense.numel() * dense.element_size())).from_address(dense.data_ptr())
+        memory.of = dense  # which may be a copy
+        return np.frombuffer(memory, np.uint8)
 
 
 def contents_of(tensor: torch.Tensor) -> str:
