@@ -52,7 +52,7 @@ class RunTime:
         path = os.environ.get(VARIABLE)
         if path and jax.process_index() == 0 and not trainer.fast_dev_run:
             self._fit, self._ledger = _fits, Ledger(path)
-            self._ledger.write("begin", fit=_fits, time=round(self._began, 3))
+            self._ledger.write("begin", fit=_fits, time=round(self._began, 3), processes=jax.process_count())
 
     def waits(self, batches: Iterator[_Item], trainer: Trainer) -> Iterator[_Item]:
         """``batches``; the time until each is there is booked."""

@@ -21,6 +21,7 @@ from torch_compat.utilities.exceptions import (
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.cluster import distributed
 from xlatrain.cluster.distributed import cluster
+from xlatrain.cluster.launch import ELASTIC
 from xlatrain.host import libtpu_environment, malloc
 from xlatrain.supported import how_to_install
 from xlatrain.xla import compilation_cache
@@ -94,7 +95,7 @@ def find_devices(
     found = _devices_of(platform)
     _check_not_overlooked(platform, found)
     processes = sorted({device.process_index for device in found})
-    if num_nodes > 1 and num_nodes != len(processes):
+    if num_nodes > 1 and num_nodes != len(processes) and str(num_nodes) != os.environ.get(ELASTIC):
         raise MisconfigurationException(
             f"{owner}(num_nodes={num_nodes}), but {len(processes)} process(es) joined. Start one process per host, e.g. "
             f"`xlatrain launch --processes {num_nodes} …`, torchrun or srun"

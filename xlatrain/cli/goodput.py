@@ -27,5 +27,5 @@ def main(arguments: Sequence[str]) -> int:
     if found is None:
         print(f"xlatrain goodput: no run has begun in {args.ledger}", file=sys.stderr)
         return 1
-    print(json.dumps(found.as_dict()) if args.json else found)
+    print(json.dumps(found.as_dict()) if args.json else "\n".join([str(found), *[f"  lost {loss}" for loss in found.losses]]))
     return 0

@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 HELP = "run a script as several processes of one world: here, on hosts over ssh, or print what starts it on a cluster"
 
@@ -21,6 +22,8 @@ _NEEDED = {
 _ONLY_FOR = {
     "processes": "this machine",
     "devices_per_process": "this machine",
+    "elastic": "this machine",
+    "rejoin_after": "this machine",
     "hosts": "ssh",
     "zone": "gcloud",
     "image": "jobset",
@@ -69,6 +72,13 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None and owner != target:
             hint = f"it is for --print {owner}" if owner in ("gcloud", "jobset", "slurm") else f"it is for {owner}"
             raise ValueError(f"{_flag(name)} does nothing here ({target}): {hint}")
+    if args.elastic is not None:
+        if args.processes is not None:
+            raise ValueError("--elastic says how many processes there are, from MIN to MAX: leave --processes out")
+        _bounds(args.elastic)
+        args.processes = 0  # it is not needed then
+    elif args.rejoin_after is not None:
+        raise ValueError("--rejoin-after is for --elastic MIN:MAX: without it nothing goes on with fewer processes")
     if missing := [_flag(name) for name in _NEEDED.get(target, ("processes",)) if getattr(args, name) is None]:
         raise ValueError(f"{target} needs {', '.join(missing)}")
     if args.plan and target == "this machine" and not os.path.isfile(args.plan):
@@ -84,6 +94,14 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--directory and --python are for other hosts; here the current ones are used")
     if args.directory and target == "jobset":
         raise ValueError("--directory does nothing with --print jobset: set WORKDIR in the image")
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]+):([0-9]+)", text)
+    least, most = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise ValueError(f"--elastic takes MIN:MAX, numbers of processes with 1 <= MIN <= MAX, e.g. 6:8; not {text!r}")
+    return least, most
 
 
 def _flag(name: str) -> str:
@@ -104,17 +122,20 @@ def _watch_variables(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _here(args: argparse.Namespace, program: list[str], variables: dict[str, str]) -> int:
+    from xlatrain.cluster.elastic import launch_elastic
     from xlatrain.cluster.launch import launch
 
-    return launch(
-        [sys.executable, *program],
-        args.processes,
-        1 if args.devices_per_process is None else args.devices_per_process,
-        coordinator_port=args.coordinator_port,
-        grace_s=args.grace_seconds,
-        max_restarts=args.max_restarts,
-        environment={**os.environ, **variables},
-    )
+    command, devices = [sys.executable, *program], 1 if args.devices_per_process is None else args.devices_per_process
+    options: dict[str, Any] = {
+        "coordinator_port": args.coordinator_port,
+        "grace_s": args.grace_seconds,
+        "max_restarts": args.max_restarts,
+        "environment": {**os.environ, **variables},
+    }
+    if args.elastic is None:
+        return launch(command, args.processes, devices, **options)
+    back = 60.0 if args.rejoin_after is None else args.rejoin_after
+    return launch_elastic(command, *_bounds(args.elastic), devices, rejoin_after=back, **options)
 
 
 def _on_hosts(args: argparse.Namespace, program: list[str], variables: dict[str, str]) -> int:
@@ -178,10 +199,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="xlatrain launch",
         description=HELP,
-        usage="xlatrain launch (--processes N | --hosts A,B | --print WHAT) [options] (script.py | -m module) [arguments …]",
+        usage="xlatrain launch (--processes N | --elastic MIN:MAX | --hosts A,B | --print WHAT) [options] (script | -m module) …",
     )
     add = parser.add_argument
     add("--processes", "-n", type=int, metavar="N", help="number of processes on this machine")
+    add(
+        "--elastic",
+        metavar="MIN:MAX",
+        help="on this machine: begin with MAX processes, go on with MIN or more when some are lost",
+    )
+    add("--rejoin-after", type=float, metavar="S", help="with --elastic: when one that was lost is started again (default: 60)")
     add("--devices-per-process", type=int, metavar="N", help="CPU devices of each (default: 1)")
     add("--hosts", metavar="A,B,…", help="run one process on each of these hosts, through ssh")
     add("--print", choices=tuple(_NEEDED), help="start nothing; print the commands, or the file for the scheduler")

@@ -26,6 +26,9 @@ LOCAL_PROCESS_ID = "XLATRAIN_LOCAL_PROCESS_ID"
 RESUME_SINCE = "XLATRAIN_RESUME_SINCE"
 """Seconds since 1970, set by whoever starts a run again after a failure: checkpoints saved since then are this run's own."""
 
+ELASTIC = "XLATRAIN_ELASTIC"
+"""How many processes an elastic launch has when none is lost, of which the global batch is made."""
+
 SECRET = "XLATRAIN_SECRET"
 """What the processes of one launch know and nobody else; made by whoever starts them, the same on all of them."""
 
@@ -98,7 +101,7 @@ def launch(
 
 def supervise(start: Callable[[], Iterable[Child]], printer: Printer, grace_s: float, max_restarts: int) -> int:
     """Start the processes of a world and wait for them; all again when one has failed, ``max_restarts`` times."""
-    with _Signals() as signals:
+    with Signals() as signals:
         for restart in range(max_restarts + 1):
             if restart:
                 printer.say(f"starting again ({restart} of {max_restarts})")
@@ -108,10 +111,10 @@ def supervise(start: Callable[[], Iterable[Child]], printer: Printer, grace_s: f
     return status
 
 
-def _run_once(start: Callable[[], Iterable[Child]], signals: _Signals, printer: Printer, grace_s: float) -> tuple[int, bool]:
+def _run_once(start: Callable[[], Iterable[Child]], signals: Signals, printer: Printer, grace_s: float) -> tuple[int, bool]:
     """The exit status, and whether a signal to the launcher ended it."""
     children: list[Child] = []
-    with _Guardian() as guardian:
+    with Guardian() as guardian:
         try:
             for child in start():
                 children.append(child)
@@ -124,7 +127,7 @@ def _run_once(start: Callable[[], Iterable[Child]], signals: _Signals, printer: 
                 child.finish()
 
 
-def _watch(children: Sequence[Child], signals: _Signals, printer: Printer, grace_s: float) -> int:
+def _watch(children: Sequence[Child], signals: Signals, printer: Printer, grace_s: float) -> int:
     """Wait until every child has ended, or must not go on. Returns the status of the launch."""
     status = 0
     deadline: float | None = None
@@ -132,13 +135,13 @@ def _watch(children: Sequence[Child], signals: _Signals, printer: Printer, grace
         if status == 0 and (failed := next((child for child in children if child.poll()), None)) is not None:
             status = failed.status()
             printer.say(f"process {failed.index} {failed.how_it_ended()}; stopping the others")
-            deadline = _stop(running, signal.SIGTERM, grace_s)
+            deadline = stop(running, signal.SIGTERM, grace_s)
         for number in signals.take():
             if status >= 128 and deadline is not None and number == signal.SIGINT:
                 return status  # asked for the second time: kill
             printer.say(f"passing {signal.Signals(number).name} on to {len(running)} processes")
             status = status or 128 + number
-            deadline = _stop(running, number, grace_s)
+            deadline = stop(running, number, grace_s)
         if deadline is not None and time.monotonic() > deadline:
             printer.say(f"processes {[child.index for child in running]} did not end within {grace_s:g} s; killing them")
             return status
@@ -149,7 +152,7 @@ def _watch(children: Sequence[Child], signals: _Signals, printer: Printer, grace
     return status
 
 
-def _stop(running: Iterable[Child], number: int, grace_s: float) -> float:
+def stop(running: Iterable[Child], number: int, grace_s: float) -> float:
     for child in running:
         child.signal(number)
     return time.monotonic() + grace_s
@@ -203,6 +206,10 @@ class Child:
         code = self._process.returncode
         return 128 - code if code < 0 else code
 
+    def was_killed(self) -> bool:
+        """Whether a signal ended it that is none of ours or JAX's."""
+        return self._process.returncode < 0 and -self._process.returncode not in (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)
+
     def how_it_ended(self) -> str:
         code = self._process.returncode
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
@@ -249,7 +256,7 @@ class Printer:
             self._output.flush()
 
 
-class _Guardian:
+class Guardian:
     """A process that outlives a killed launcher, and ends the groups then: their output has no reader any more."""
 
     _PROGRAM = """
@@ -264,7 +271,7 @@ if groups[-1:] != ["done"]:
             pass
 """
 
-    def __enter__(self) -> _Guardian:
+    def __enter__(self) -> Guardian:
         isolated = [sys.executable, "-I", "-S", "-c", self._PROGRAM]
         self._process = subprocess.Popen(isolated, stdin=subprocess.PIPE, start_new_session=True, text=True)
         return self
@@ -280,7 +287,7 @@ if groups[-1:] != ["done"]:
         self._process.communicate()
 
 
-class _Signals:
+class Signals:
     """Collects the signals that end a launch, while it lasts."""
 
     def __init__(self) -> None:
@@ -288,7 +295,7 @@ class _Signals:
         self._seen: list[int] = []
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in _FORWARDED:
                 self._before[number] = signal.signal(number, lambda received, _: self._seen.append(received))

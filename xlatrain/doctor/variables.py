@@ -16,6 +16,7 @@ OURS = {
     "XLATRAIN_COORDINATOR": "set by `xlatrain launch`: host:port of process 0",
     "XLATRAIN_CUDNN_ATTENTION": "0: attention on GPUs is XLA's own, never cuDNN's kernel",
     "XLATRAIN_DEAD_AFTER": "seconds without a sign of life after which a process is lost",
+    "XLATRAIN_ELASTIC": "set by `xlatrain launch --elastic`: processes when none is lost; the global batch is made for so many",
     "XLATRAIN_EXECUTOR": "auto, compiled or eager: how steps run",
     "XLATRAIN_HANG_AFTER": "seconds without progress after which the process that is behind is lost; 0: never",
     "XLATRAIN_HOST_MEMORY": "bytes of host memory to count on, instead of what the machine has",

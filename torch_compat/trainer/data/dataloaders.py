@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -30,6 +31,7 @@ from torch_compat.utilities.seed import worker_seeding
 from torch_compat.utilities.single_process import in_less_time
 from torch_compat.utilities.warnings import PossibleUserWarning
 from xlatrain.cluster.distributed import Channel
+from xlatrain.cluster.launch import ELASTIC
 from xlatrain.mesh.data import BatchLayout
 from xlatrain.mesh.lockstep import lockstep
 
@@ -81,6 +83,8 @@ def prepare_dataloader(
     """
     if layout is None:
         layout = BatchLayout.contiguous(replicas_total, process_index, process_count)
+    if os.environ.get(ELASTIC):
+        _check_elastic(loader, use_distributed_sampler)
     if mode == "train" and use_distributed_sampler and len(layout.local) > 1:
         _warn_of_ready_batches(loader, len(layout.local))
     if not isinstance(loader, DataLoader):
@@ -104,6 +108,41 @@ def prepare_dataloader(
         prepared = prepared if prepared is not loader else _shallow(loader, _iterator=None)
         prepared.worker_init_fn = seeding
     return prepared
+
+
+def _check_elastic(loader: Any, rebatch: bool) -> None:
+    """Raises:
+    MisconfigurationException: whose batches would be others on fewer processes.
+    """
+    why = None
+    if not isinstance(loader, DataLoader):
+        why = f"`{type(loader).__qualname__}` is no DataLoader: each process brings batches of its own"
+    elif isinstance(loader.dataset, IterableDataset):
+        why = f"each process draws its own stream of `{type(loader.dataset).__qualname__}`, an IterableDataset"
+    elif loader.batch_sampler is None:
+        why = "a DataLoader(batch_size=None) gives ready batches, one for each process"
+    elif not rebatch:
+        why = "with use_distributed_sampler=False each process brings batches of its own"
+    if why is not None:
+        raise MisconfigurationException(
+            "`xlatrain launch --elastic` keeps the global batch, and every sample once an epoch, on any number of processes, but "
+            f"{why}. Give a DataLoader with a batch_size over a dataset with indices, or launch with --processes, --max-restarts"
+        )
+
+
+def _parts_of_batch(layout: BatchLayout) -> int:
+    """How many of the user's batches make a global one: the replicas of the mesh; of an elastic launch those of its full mesh.
+
+    Raises:
+        MisconfigurationException: the full mesh has no whole number of them.
+    """
+    most = int(os.environ.get(ELASTIC) or layout.processes)
+    if layout.count * most % layout.processes:
+        raise MisconfigurationException(
+            f"--elastic: {layout.processes} processes hold {layout.count} data-parallel replicas, of which {most} would have "
+            "no whole number: let the axes of the mesh that split no batch (tensor, context, stage) stay within a process"
+        )
+    return layout.count * most // layout.processes
 
 
 def _warn_of_ready_batches(loader: Any, devices: int) -> None:
@@ -131,8 +170,8 @@ def _rebatched(
         return _copy(loader, sampler=items)
     if predict:
         batches = _keep_last(batches, sampler)
-    if rebatch and layout.count > 1:
-        batches = _joined(batches, layout.count)
+    if rebatch and (parts := _parts_of_batch(layout)) > 1:
+        batches = _joined(batches, parts)
     if rebatch and layout.processes > 1:
         batches = ProcessBatches(_shared(batches, layout, broadcast), layout, record=predict)
     elif predict:

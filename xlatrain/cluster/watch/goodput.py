@@ -9,6 +9,29 @@ from typing import Any
 from xlatrain.cluster.watch.account import KINDS
 
 
+@dataclass(frozen=True)
+class Loss:
+    """The cost of one end of a run that another one continued.
+
+    Attributes:
+        step: that had been reached.
+        lost_steps, lost_s: training that was done again.
+        down_s: until the next run began.
+        processes: before and after; 0 where the ledger does not say.
+    """
+
+    step: int
+    lost_steps: int
+    lost_s: float
+    down_s: float
+    processes: tuple[int, int]
+
+    def __str__(self) -> str:
+        before, after = self.processes
+        size = f", {before} → {after} processes" if before != after else ""
+        return f"at step {self.step}{size}: {self.lost_steps} steps again ({self.lost_s:.1f} s), down for {self.down_s:.1f} s"
+
+
 @dataclass
 class Goodput:
     """The account of a job's time.
@@ -20,6 +43,7 @@ class Goodput:
         steps: that were kept.
         lost_steps: that were done again.
         runs: how many there were.
+        losses: what each end of a run that went on cost.
     """
 
     wall_s: float
@@ -27,6 +51,7 @@ class Goodput:
     steps: int
     lost_steps: int
     runs: int
+    losses: list[Loss] = field(default_factory=list)
 
     @property
     def ratio(self) -> float:
@@ -37,7 +62,8 @@ class Goodput:
         """The account as JSON values."""
         rounded = {kind: round(seconds, 3) for kind, seconds in self.seconds.items()}
         counts = {"steps": self.steps, "lost_steps": self.lost_steps, "runs": self.runs}
-        return {"goodput": round(self.ratio, 4), "wall_s": round(self.wall_s, 3), "seconds": rounded, **counts}
+        losses = [{**vars(loss), "lost_s": round(loss.lost_s, 3), "down_s": round(loss.down_s, 3)} for loss in self.losses]
+        return {"goodput": round(self.ratio, 4), "wall_s": round(self.wall_s, 3), "seconds": rounded, **counts, "losses": losses}
 
     def __str__(self) -> str:
         parts = [
@@ -58,6 +84,7 @@ class _Run:
     fit: int
     began: float
     first_step: int
+    processes: int = 0
     points: list[tuple[int, float]] = field(default_factory=list)  # step, seconds of training until then
     seconds: Mapping[str, float] = field(default_factory=dict)
     until: float = 0.0
@@ -86,10 +113,15 @@ def goodput(events: Sequence[Mapping[str, Any]]) -> Goodput | None:
     seconds = dict.fromkeys([*KINDS, "lost", "down"], 0.0)
     lost_steps = unsaid = 0
     by_fit: dict[int, _Run] = {}
+    losses: list[Loss] = []
     for run in runs:
         for kind, spent in run.seconds.items():
             seconds[kind] += spent
         before = by_fit.get(run.fit)
+        if before is not None:
+            steps, sizes = max(0, before.last_step - run.first_step), (before.processes, run.processes)
+            down = max(0.0, run.began - before.until)
+            losses.append(Loss(before.last_step, steps, before.training_after(run.first_step) if steps else 0.0, down, sizes))
         if before is not None and run.first_step < before.last_step:
             again = before.training_after(run.first_step)
             seconds["lost"] += again
@@ -101,7 +133,7 @@ def goodput(events: Sequence[Mapping[str, Any]]) -> Goodput | None:
     wall = max(run.until for run in runs) - runs[0].began
     seconds["down"] = max(0.0, wall - sum(seconds.values()))
     done = sum(run.last_step - run.first_step for run in runs)
-    return Goodput(wall, seconds, done + unsaid - lost_steps, lost_steps, len(runs))
+    return Goodput(wall, seconds, done + unsaid - lost_steps, lost_steps, len(runs), losses)
 
 
 def _runs(events: Sequence[Mapping[str, Any]]) -> list[_Run]:
@@ -110,7 +142,7 @@ def _runs(events: Sequence[Mapping[str, Any]]) -> list[_Run]:
     for event in events:
         key = (event["pid"], event["fit"])
         if event["event"] == "begin":
-            current[key] = _Run(event["fit"], event["time"], event["step"], until=event["time"])
+            current[key] = _Run(event["fit"], event["time"], event["step"], event.get("processes", 0), until=event["time"])
             runs.append(current[key])
         elif (run := current.get(key)) is not None:
             run.until = event["time"]

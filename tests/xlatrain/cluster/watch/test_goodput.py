@@ -115,3 +115,24 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "No such file" in capsys.readouterr().err
     path.write_text("")
     assert main(["goodput", str(path)]) == 1
+
+
+def test_each_loss_is_told_with_what_it_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = {"step": 10.0}
+    events: list[dict[str, Any]] = [
+        {"event": "begin", "time": 0.0, "pid": 1, "fit": 1, "step": 0, "processes": 3},
+        {"event": "progress", "time": 12.0, "pid": 1, "fit": 1, "step": 10, "seconds": seconds},
+        {"event": "begin", "time": 20.0, "pid": 2, "fit": 1, "step": 8, "processes": 2},
+        {"event": "end", "time": 32.0, "pid": 2, "fit": 1, "step": 18, "seconds": seconds},
+        {"event": "begin", "time": 33.0, "pid": 3, "fit": 1, "step": 18, "processes": 3},
+        {"event": "end", "time": 40.0, "pid": 3, "fit": 1, "step": 20, "seconds": {"step": 4.0}},
+    ]
+    found = goodput(events)
+    assert found is not None
+    assert [str(loss) for loss in found.losses] == [
+        "at step 10, 3 → 2 processes: 2 steps again (2.0 s), down for 8.0 s",
+        "at step 18, 2 → 3 processes: 0 steps again (0.0 s), down for 1.0 s",
+    ]
+    (tmp_path / "ledger").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert main(["goodput", str(tmp_path / "ledger")]) == 0
+    assert "\n  lost at step 10, 3 → 2 processes: 2 steps again" in capsys.readouterr().out
