@@ -391,7 +391,7 @@ def test_unknown_parameter_is_named() -> None:
     side = TorchSide(lambda p: SGD(p, lr=0.1), initial_values())
     names = {param: name for param, name in side.names.items() if name != "conv"}
     with pytest.raises(
-        ValueError, match=r"param_groups\[0\]\['params'\]\[2\] \(shape \(8, 3, 2\), torch.float32\) is not a param"
+        UnsupportedOptimizerError, match=r"param_groups\[0\]\['params'\]\[2\] \(shape \(8, 3, 2\), torch.float32\) is not a param"
     ):
         FunctionalOptimizer.from_torch(side.optimizer, names)
 

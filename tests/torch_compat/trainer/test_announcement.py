@@ -99,7 +99,7 @@ def test_the_report_keeps_the_whole_reason(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_compile_that_takes_long_is_told(told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_compat.step.dispatcher._SILENT_S", 1e-3)  # which none is quicker than
+    monkeypatch.setattr("torch_compat.step.compile_notice._SILENT_S", 1e-3)  # which none is quicker than
     Trainer(accelerator="cpu", devices=1, enable_progress_bar=False, **QUIET).fit(Net(), data())
     lines = [message for message in told.messages if message.startswith("compiling a step")]
     assert lines and all(line.endswith(" s so far") for line in lines)

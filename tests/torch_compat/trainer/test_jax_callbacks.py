@@ -90,6 +90,8 @@ def test_a_callback_works_or_is_refused_by_name(name: str, tmp_path: Path) -> No
         options["enable_progress_bar"] = True
     if "Checkpoint" in name:
         options["enable_checkpointing"] = True
+    if name == "SilentDataCorruptionCheck":
+        options["devices"] = 2  # one has no replica
     make = WITH_ARGUMENTS.get(name, lambda folder: getattr(callbacks, name)())
     if name in REFUSED:
         with pytest.raises(MisconfigurationException, match=name):
