@@ -149,7 +149,9 @@ class Attribute(Location):
             return type(error).__name__
 
     def keep(self) -> Any:
-        return MISSING if isinstance(self.owner, torch.Tensor) else getattr(self.owner, self.name, MISSING)
+        if isinstance(self.owner, torch.Tensor) or not is_memory(static_lookup(type(self.owner), self.name)):
+            return MISSING
+        return getattr(self.owner, self.name, MISSING)
 
     def restore(self, kept: Any) -> None:
         if kept is not MISSING:
@@ -328,6 +330,15 @@ class Values(Location):
         small = 0 < size <= most and tensor.is_contiguous() and tensor.device.type == "cpu"
         values = ctypes.string_at(tensor.data_ptr(), size) if small else b""  # without an op, which a capture would see
         return (tensor._version, tuple(tensor.shape), str(tensor.dtype), values)
+
+
+def is_memory(descriptor: Any) -> bool:
+    """Whether a descriptor is a slot, or a field of C's: what it gives is what was put there.
+
+    A setting of torch (``torch.backends.mkldnn.enabled``) is another while a step is captured, and must not be put back after.
+    """
+    kind = type(descriptor)
+    return kind is types.MemberDescriptorType or kind is types.GetSetDescriptorType or kind.__module__ == "_ctypes"
 
 
 def static_lookup(owner: Any, name: str) -> Any:
