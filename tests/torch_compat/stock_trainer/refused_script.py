@@ -48,6 +48,7 @@ def signals():
     """Whether SIGPROF, ignored behind Python's back as by libtpu, is still ignored after a run."""
     from torch_compat.stock_trainer.accelerator import jax_devices
 
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a test process that has loaded libtpu ignores it, and so do its children
     ctypes.CDLL(None).signal(int(signal.SIGPROF), ctypes.c_void_p(1))  # SIG_IGN, behind Python's back, as libtpu does it
     assert status("SigIgn") and signal.getsignal(signal.SIGPROF) is signal.SIG_DFL
     jax_devices(1)
