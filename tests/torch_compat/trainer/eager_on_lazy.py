@@ -20,8 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import BinaryAccuracy
 
 import torch_compat as pl
-from torch_compat.step import dispatcher as executor
-from torch_compat.step.eager import fallback
+from torch_compat.step.eager import eager_run, fallback, host_evaluation
 
 warnings.simplefilter("ignore")
 torch._lazy.ts_backend.init()
@@ -87,7 +86,7 @@ def loader() -> DataLoader:
 def run(kind: str, choice: str, directory: str, uncompilable_from: int | None = None) -> dict[str, Any]:
     """Trains, by ``choice``; continues from the checkpoint, all eagerly, and predicts: on the host or on lazy tensors."""
     device = torch.device(kind)
-    executor.eager_device = fallback.eager_device = lambda mesh: device
+    eager_run.eager_device = fallback.eager_device = host_evaluation.eager_device = lambda mesh: device
     os.environ["XLATRAIN_EXECUTOR"] = choice
     torch.manual_seed(0)
     model = Model(uncompilable_from)
