@@ -78,10 +78,11 @@ def detach_sources(tensors: Mapping[str, torch.Tensor]) -> set[str]:
     """
     storageless = set()
     for name, tensor in tensors.items():
+        was_live = disown(tensor)  # first: a live tensor is of no other class of ours
         if is_deferred(tensor):
             undefer(tensor)
             storageless.add(name)
-        elif disown(tensor):
+        elif was_live:
             storageless.add(name)
     return storageless
 
