@@ -148,13 +148,14 @@ class EightBitPrecision(MixedPrecision):
             raise ValueError(f"precision {precision!r}; EightBitPrecision takes 'int8-mixed' or 'float8-mixed'")
         if scales not in (None, "channel", "tensor"):
             raise ValueError(f"EightBitPrecision(scales={scales!r}); expected 'channel' or 'tensor'")
-        if isinstance(exclude, str) or not all(isinstance(one, str) for one in exclude):
+        globs = () if isinstance(exclude, str) else tuple(exclude)  # an iterator gives its own once
+        if isinstance(exclude, str) or not all(isinstance(one, str) for one in globs):
             raise ValueError(f"EightBitPrecision(exclude={exclude!r}); expected a list of globs over module paths: ['*head']")
         super().__init__("bf16-mixed")
         self.precision = precision
         default = _INT8 if precision == "int8-mixed" else _FLOAT8
         per_channel = default.per_channel if scales is None else scales == "channel"
-        self.layers = EightBitLayers(precision, EightBits(default.values, default.gradients, per_channel), exclude)
+        self.layers = EightBitLayers(precision, EightBits(default.values, default.gradients, per_channel), globs)
 
     @property
     def dtype(self) -> torch.dtype:

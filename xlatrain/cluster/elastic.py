@@ -105,8 +105,8 @@ def launch_elastic(
     with Signals() as signals:
         while True:
             while most - len(away.slots()) < least:
-                if signals.take():
-                    return 128 + signal.SIGTERM
+                if received := signals.take():
+                    return 128 + received[0]
                 time.sleep(POLL_S)
             absent = away.slots()
             slots = [slot for slot in range(most) if slot not in absent]

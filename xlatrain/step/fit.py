@@ -163,6 +163,7 @@ class _Run:
         self._hook_name, self._rows = "", 1
         self._saved_at: tuple[int, int] | None = None
         self._checked: set[Hashable] = set()
+        self._untold: set[str] = set()  # logged with ``logger=False``
         with jax.set_mesh(mesh):
             shapes = module_shapes(make_module)
             self.kind = type(shapes)
@@ -410,6 +411,8 @@ class _Run:
             self._take(options, float(value), rows, step_values)
 
     def _take(self, options: Any, value: float, rows: int, step_values: dict[str, float] | None) -> None:
+        if not options.is_told:
+            self._untold |= {options.step_name, options.epoch_name}
         if options.on_step:
             self.metrics[options.step_name] = value
             if step_values is not None:
@@ -419,8 +422,9 @@ class _Run:
 
     def _report(self, values: Mapping[str, float]) -> None:
         self.metrics.update(values)
-        if values and self.log_to is not None and jax.process_index() == 0:
-            self.log_to(self.global_step, dict(values))
+        told = {name: value for name, value in values.items() if name not in self._untold}
+        if told and self.log_to is not None and jax.process_index() == 0:
+            self.log_to(self.global_step, told)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_OPTIONS = frozenset({"on_step", "on_epoch", "reduce_fx", "batch_size"})
-_OF_THE_TRAINER = frozenset({"prog_bar", "logger", "sync_dist", "rank_zero_only", "add_dataloader_idx"})
+_OPTIONS = frozenset({"on_step", "on_epoch", "reduce_fx", "batch_size", "logger"})
+_OF_THE_TRAINER = frozenset({"prog_bar", "sync_dist", "rank_zero_only", "add_dataloader_idx"})
 _REDUCTIONS = {"mean": "mean", "sum": "sum", "min": "min", "max": "max", "amin": "min", "amax": "max"}
 
 
@@ -24,6 +24,7 @@ class LogOptions:
         on_epoch: whether the reduction over an epoch is logged.
         reduction: ``"mean"`` (weighted by rows), ``"sum"``, ``"min"`` or ``"max"``.
         rows: the weight of a mean; None: the rows of the batch.
+        is_told: whether ``log`` gets the values, too.
     """
 
     name: str
@@ -31,6 +32,7 @@ class LogOptions:
     on_epoch: bool
     reduction: str
     rows: int | None
+    is_told: bool = True
 
     @property
     def step_name(self) -> str:
@@ -61,7 +63,12 @@ def log_options(name: str, given: Mapping[str, Any], *, on_step: bool) -> LogOpt
         raise ValueError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of {', '.join(dict.fromkeys(_REDUCTIONS))}")
     step, epoch = given.get("on_step"), given.get("on_epoch")
     return LogOptions(
-        name, on_step if step is None else step, not on_step if epoch is None else epoch, reduction, given.get("batch_size")
+        name,
+        on_step if step is None else step,
+        not on_step if epoch is None else epoch,
+        reduction,
+        given.get("batch_size"),
+        is_told=given.get("logger") is not False,
     )
 
 

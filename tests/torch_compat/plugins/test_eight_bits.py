@@ -237,3 +237,12 @@ def test_stocks_names(name: Any) -> None:
     plugin = Trainer(accelerator="cpu", devices=1, precision=name, enable_checkpointing=False, **QUIET).precision_plugin
     assert isinstance(plugin, TransformerEnginePrecision) and plugin.precision == "transformer-engine"
     assert plugin.weights_dtype == (torch.float16 if name.endswith("16") else torch.bfloat16)
+
+
+def test_globs_may_come_from_an_iterator() -> None:
+    precision, module = (
+        EightBitPrecision(exclude=iter(["0"])),
+        torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)),
+    )
+    precision.convert_module(module)
+    assert [precision.layers(layer) for layer in module] == [False, True]

@@ -149,6 +149,18 @@ def test_what_only_the_trainer_has_is_refused_by_name() -> None:
         xlatrain.fit(Net, [], max_epochs=1)
 
 
+def test_what_is_logged_without_a_logger_is_a_metric_that_log_is_not_told() -> None:
+    class Quiet(Net):
+        def training_step(self, batch: Any, batch_idx: Any) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("quiet", loss, on_step=True, on_epoch=True, logger=False)
+            return loss
+
+    found, logged = fit(make=Quiet, max_epochs=1)
+    assert {"quiet_step", "quiet_epoch"} <= found.metrics.keys()
+    assert not any(name.startswith("quiet") for _, values in logged for name in values)
+
+
 def test_a_step_that_does_more_than_compute_is_refused() -> None:
     class Draws(Net):
         def training_step(self, batch: Any, batch_idx: Any) -> Any:
