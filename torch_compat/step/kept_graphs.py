@@ -21,7 +21,7 @@ from xlatrain.bridge.capture.capture import Capture
 from xlatrain.bridge.tensors.constants import BakedTensor
 
 _GRAPHS = 64  # of a module; those that were used last
-_PROGRAMS = 8  # of a graph
+_PROGRAMS = 8  # of a graph, and steps whose audits are known
 
 Program = Callable[..., Any]
 
@@ -34,14 +34,11 @@ class KeptGraph:
     Args:
         capture: the graph.
         outside: the tensors from outside of the step that its ops were given.
-
-    Attributes:
-        audited: whether its step was seen to do the same for another batch.
     """
 
     def __init__(self, capture: Capture, outside: Sequence[torch.Tensor]) -> None:
         self.capture = capture
-        self.audited = False
+        self._audited: OrderedDict[Hashable, int] = OrderedDict()
         self._outside = [BakedTensor(tensor) for tensor in outside]
         self._programs: OrderedDict[Hashable, Program] = OrderedDict()
 
@@ -49,6 +46,20 @@ class KeptGraph:
         """Whether these are the tensors from outside of the step, and nothing was written to them."""
         same = len(outside) == len(self._outside) and all(map(lambda a, b: a.tensor is b, self._outside, outside))
         return same and all(one.is_whole() for one in self._outside)
+
+    def audited(self, done: Hashable) -> int:
+        """The last audit that a step of this graph has stood, by the number of runs before it; 0 for none.
+
+        Args:
+            done: what the step does besides, and what it reads.
+        """
+        return self._audited.get(done, 0)
+
+    def note_audited(self, done: Hashable, runs: int) -> None:
+        """Note that a step did the same once more before its next run; for ``done`` see :meth:`audited`."""
+        self._audited[done] = max(runs, self._audited.pop(done, 0))
+        if len(self._audited) > _PROGRAMS:
+            self._audited.popitem(last=False)
 
     def program(self, key: Hashable | None, make: Callable[[], Program]) -> tuple[Program, bool]:
         """The program made from the graph and from what ``key`` says, and whether it was there.

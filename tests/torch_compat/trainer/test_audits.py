@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
+from torch_compat.step.capture import session
 from xlatrain.bridge.capture import capture
 from xlatrain.bridge.capture.capture import Capture
 
@@ -29,6 +30,9 @@ class Net(LightningModule):
         self.log("loss", loss)
         self.losses.append(loss.detach())
         return loss
+
+    def predict_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.layers(batch[0])
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -53,10 +57,31 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Capture]]:
     yield made
 
 
-def fit(module: LightningModule, tmp_path: Any) -> None:
-    data = DataLoader(TensorDataset(torch.randn(40, 4)), 2)
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The method of every run of a step's Python."""
+    made: list[str] = []
+    run = session.CaptureSession._run_once
+
+    def counted(self: Any, attempt: Any, *args: Any) -> Any:
+        made.append(attempt.name)
+        return run(self, attempt, *args)
+
+    monkeypatch.setattr(session.CaptureSession, "_run_once", counted)
+    yield made
+
+
+def twenty_batches() -> DataLoader:
+    return DataLoader(TensorDataset(torch.randn(40, 4)), 2)
+
+
+def trainer(tmp_path: Any) -> Trainer:
     options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    Trainer(accelerator="cpu", devices=1, max_epochs=1, default_root_dir=tmp_path, **options).fit(module, data)
+    return Trainer(accelerator="cpu", devices=1, max_epochs=1, default_root_dir=tmp_path, **options)
+
+
+def fit(module: LightningModule, tmp_path: Any) -> None:
+    trainer(tmp_path).fit(module, twenty_batches())
 
 
 def test_a_step_that_stays_the_same_is_captured_once(captures: list[Capture], tmp_path: Any) -> None:
@@ -68,3 +93,17 @@ def test_a_step_that_changes_is_captured_again_and_named(captures: list[Capture]
     with pytest.warns(UserWarning, match=r"does not do the same for every batch(?s:.*)at first `.*mul"):
         fit(Impure(), tmp_path)
     assert len(captures) == 2
+
+
+def test_audits_that_a_step_has_stood_are_not_repeated_in_later_runs(runs: list[str], tmp_path: Any) -> None:
+    module, run = Net(), trainer(tmp_path)
+    counts = []
+    for _ in range(3):
+        runs.clear()
+        run.predict(module, twenty_batches())
+        counts.append(len(runs))
+    assert counts == [3, 1, 1]  # the capture, the audits before its second and its seventeenth run; then what begins a run
+    runs.clear()
+    module.layers[4].register_forward_hook(lambda module, args, output: output + 1)
+    run.predict(module, twenty_batches())
+    assert len(runs) == 3

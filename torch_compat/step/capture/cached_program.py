@@ -109,13 +109,13 @@ class CachedProgram:
 
     @property
     def is_due(self) -> bool:
-        """Whether its Python shall run once more before its next run. The rehearsal in which its graph was taken was one."""
-        return self.runs in AUDITED_RUNS and not (self.runs == 1 and self.step.audited)
+        """Whether its Python shall run once more before its next run; not again where it has in an earlier run of the module."""
+        return self.runs in AUDITED_RUNS and self.runs > self.step.audited
 
     def note_audited(self) -> None:
         """Note that its Python did the same for another batch."""
         if self.step.kept is not None:
-            self.step.kept.audited = True
+            self.step.kept.note_audited((self.step.text, self.step.reads), self.runs)
 
     def draw(self, host_values: HostValues) -> Callable[[], None] | None:
         """Make the step's random draws; gives a function that takes them back where that may become necessary."""

@@ -38,12 +38,12 @@ class CapturedStep(StepRun):
     Attributes:
         kept: the graph as it is kept for later runs of the module; None where it is not.
         taken: whether the graph is that of an earlier run of the module.
-        audited: whether its step was seen there to do the same for every batch.
+        audited: the last audit that it has stood in an earlier run, by the number of runs before it.
     """
 
     kept: KeptGraph | None = field(default=None, repr=False)
     taken: bool = False
-    audited: bool = False
+    audited: int = 0
 
     @classmethod
     def of(cls, run: StepRun, inputs: StepInputs, *, take: bool) -> CapturedStep:
@@ -57,7 +57,7 @@ class CapturedStep(StepRun):
         kept = graphs.find(inputs.form, run.ops, run.outside) if graphs is not None and take and inputs.may_be_kept else None
         if kept is not None:
             there = {**vars(run), "recording": Recording(lambda: kept.capture)}
-            return cls(**there, kept=kept, taken=True, audited=kept.audited)
+            return cls(**there, kept=kept, taken=True, audited=kept.audited((run.text, run.reads)))
         graph = graph_of(run)
         return cls(**vars(run), kept=None if graphs is None else graphs.keep(inputs.form, run.ops, graph, run.outside))
 
