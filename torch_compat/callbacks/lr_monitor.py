@@ -8,7 +8,7 @@ import torch
 
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.log_interval import should_log
-from torch_compat.callbacks.optimizer_names import NamedOptimizer, name_optimizers
+from torch_compat.callbacks.optimizer_names import NamedOptimizer, check_rates, name_optimizers
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
@@ -31,8 +31,8 @@ class LearningRateMonitor(Callback):
     ``lrs`` keeps all learning rates logged so far, ``last_momentum_values`` and ``last_weight_decay_values`` the last ones.
 
     Raises:
-        MisconfigurationException: a ``logging_interval`` that is not one of these; no logger, or parameter groups of one
-            optimizer with the same name (at the start of training).
+        MisconfigurationException: a ``logging_interval`` that is not one of these; no logger, parameter groups of one optimizer
+            with the same name, or an optimizer of optax without an injected learning rate (at the start of training).
 
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.LearningRateMonitor.html
     """
@@ -58,6 +58,7 @@ class LearningRateMonitor(Callback):
                 "Cannot use `LearningRateMonitor` callback with `Trainer` that has no logger. Remove the callback or pass"
                 " a logger."
             )
+        check_rates("LearningRateMonitor", trainer.optimizers)
         if self.log_momentum and self._without_momentum(trainer):
             rank_zero_warn(
                 "You have set log_momentum=True, but some optimizers do not have momentum. Theirs is logged as 0.",

@@ -20,6 +20,22 @@ class NamedOptimizer(NamedTuple):
     interval: str | None
 
 
+def check_rates(who: str, optimizers: Sequence[Optimizer]) -> None:
+    """Check that every param group has a learning rate: those of optax have one where it is injected.
+
+    Args:
+        who: the callback that reads or sets it.
+
+    Raises:
+        MisconfigurationException: with the optimizer's own words.
+    """
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        try:
+            group["lr"]
+        except KeyError as error:
+            raise MisconfigurationException(f"{who} needs a learning rate. {error.args[0]}") from error
+
+
 def name_optimizers(configs: Sequence[Any], optimizers: Sequence[Optimizer]) -> list[NamedOptimizer]:
     """Name the optimizer of every scheduler, then the optimizers without a scheduler.
 

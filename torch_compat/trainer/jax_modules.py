@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from torch_compat.callbacks import (
-    BackboneFinetuning,
-    BatchSizeFinder,
-    LearningRateFinder,
-    LearningRateMonitor,
-    StochasticWeightAveraging,
-)
+import jax
+import numpy as np
+
+from torch_compat.callbacks import BackboneFinetuning, StochasticWeightAveraging
 from torch_compat.callbacks.finetuning import BaseFinetuning
 from torch_compat.core.module import LightningModule
 from torch_compat.strategies.on_device import DeviceStrategy
@@ -26,13 +24,9 @@ EIGHT_BITS = ("int8-mixed", "float8-mixed", "transformer-engine")
 REFUSED_CALLBACKS: dict[type, str] = {
     BackboneFinetuning: "it freezes torch modules; use optax.multi_transform with optax.set_to_zero()",
     BaseFinetuning: "it freezes torch modules; use optax.multi_transform with optax.set_to_zero()",
-    BatchSizeFinder: "its trials put back what a torch module was; choose the batch size in the loader",
-    LearningRateFinder: "an optax transformation has no learning rate that could be set",
-    LearningRateMonitor: (
-        "an optax transformation has no learning rate that could be read; self.log('lr', schedule(self.global_step)) in the step"
-    ),
     StochasticWeightAveraging: (
-        "it sets learning rates, which an optax transformation does not have; use EMAWeightAveraging or WeightAveraging"
+        "it computes the statistics of torch's batch norm layers anew, and knows none of nnx; use WeightAveraging or "
+        "EMAWeightAveraging, with a schedule in the optax transformation"
     ),
 }
 """Callbacks that need a torch module or its optimizers, each with the reason."""
@@ -71,6 +65,19 @@ def jax_host(module: Any) -> JaxHost | None:
     """``module``, if it stands for a :class:`xlatrain.JaxModule`."""
     hosts = sys.modules.get("torch_compat.core.jax_host")
     return module if hosts is not None and isinstance(module, hosts.JaxHost) else None
+
+
+def check_loaders(module: Any, loaders: Iterable[Any], name: str) -> None:
+    """Refuse arrays among a JAX module's loaders: whoever passes a list of batches, as ``xlatrain.fit`` takes it.
+
+    Raises:
+        MisconfigurationException: a list is several loaders, and a batch is none.
+    """
+    if jax_host(module) is not None and any(isinstance(one, np.ndarray | jax.Array) for one in loaders):
+        raise MisconfigurationException(
+            f"{name}: found arrays, expected loaders. To the Trainer a list is several loaders, as in Lightning, and not one of "
+            "batches: give it a DataLoader, or an object with __iter__ (and __len__) that yields the batches"
+        )
 
 
 def check_run(trainer: Trainer, module: LightningModule) -> None:

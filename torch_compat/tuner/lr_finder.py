@@ -11,6 +11,7 @@ import torch
 from tqdm.auto import tqdm
 
 from torch_compat.callbacks.callback import Callback
+from torch_compat.callbacks.optimizer_names import check_rates
 from torch_compat.tuner.trial import run_fit, trial
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.parsing import lightning_hasattr, lightning_setattr
@@ -172,7 +173,7 @@ def lr_find(
 
     Raises:
         AttributeError: neither the model nor its hparams have an attribute for the rate.
-        MisconfigurationException: there is not exactly one optimizer.
+        MisconfigurationException: there is not exactly one optimizer, or it has no learning rate.
     """
     if trainer.fast_dev_run:
         rank_zero_warn("Skipping learning rate finder since `fast_dev_run` is enabled.")
@@ -184,6 +185,7 @@ def lr_find(
             f"`model.configure_optimizers()` returned {len(trainer.optimizers)} optimizers, but learning rate finder only works"
             " with single optimizer"
         )
+    check_rates("LearningRateFinder", trainer.optimizers)
     finder = _LRFinder(mode, min_lr, max_lr, num_training)
     first_step = trainer.global_step
     test = _RangeTest(finder, early_stop_threshold, first_step, show=trainer.progress_bar_callback is not None)

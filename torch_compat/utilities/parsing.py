@@ -180,6 +180,8 @@ def _lightning_get_first_attr_holder(model: Any, attribute: str) -> Any | None:
 
 def _holders(model: Any, attribute: str, required: bool = False) -> list[Any]:
     holders: list[Any] = [model] if hasattr(model, attribute) else []
+    if not holders and hasattr(module := getattr(model, "jax_module", None), attribute):
+        holders = [module]  # of a JaxModule, whose LightningModule has no attributes of the user's
     hparams = getattr(model, "hparams", None)
     if hparams is not None and (attribute in hparams if isinstance(hparams, dict) else hasattr(hparams, attribute)):
         holders.append(hparams)

@@ -362,13 +362,18 @@ def test_mistakes_are_named(kind: Any, error: type[Exception], message: str) -> 
     [
         ({"precision": "bf16-mixed"}, "dtype=jnp.bfloat16"),
         ({"precision": "int8-mixed"}, r"qwix.quantize_model\(module, "),
-        ({"callbacks": [LearningRateMonitor()], "logger": True}, r"LearningRateMonitor does not work .* self.log\('lr'"),
+        ({"callbacks": [LearningRateMonitor()], "logger": True}, r"LearningRateMonitor needs a learning rate.*self.log\('lr'"),
         ({"strategy": MeshStrategy({"data": 1}, remat=["*"])}, r"remat=…\) names torch modules"),
     ],
 )
 def test_what_is_about_torch_modules_is_refused_before_the_run(options: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(MisconfigurationException, match=message):
         quiet(default_root_dir=tmp_path, **options).fit(Regression(), Batches())
+
+
+def test_a_list_of_batches_is_several_loaders_and_refused() -> None:
+    with pytest.raises(MisconfigurationException, match=r"train_dataloader: found arrays, expected loaders"):
+        quiet().fit(Regression(), list(Batches()))
 
 
 def test_a_batch_of_strings_is_refused() -> None:

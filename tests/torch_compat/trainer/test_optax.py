@@ -136,5 +136,5 @@ def test_refused(configure: Configure, error: type[Exception], text: str) -> Non
 
 
 def test_no_option_to_read(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="lr: an optax transformation has no options"):
+    with pytest.raises(MisconfigurationException, match="LearningRateMonitor needs a learning rate"):
         fit(Net(optax_adamw), logger=CSVLogger(tmp_path), callbacks=[LearningRateMonitor()])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
@@ -18,6 +19,7 @@ from torch_compat.step.optimizers.state import exported, make_state, place_state
 from torch_compat.utilities.host_arrays import to_torch
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
+from xlatrain.step.optimizers.blocks import number
 from xlatrain.step.optimizers.by_parameter import ByParameter
 from xlatrain.step.optimizers.rule import State
 
@@ -35,8 +37,9 @@ class OptaxOptimizer(Optimizer):
     A LightningModule returns the transformation itself from ``configure_optimizers``, for all of its parameters, or several of
     these, each of its own.
 
-    Its ``state`` has, for each parameter, the entries of optax's state by path (``"0.mu"``) as tensors. There are no options in
-    its param group, so that no scheduler of torch and no callback that sets learning rates applies.
+    Its ``state`` has, for each parameter, the entries of optax's state by path (``"0.mu"``) as tensors. Its param group has the
+    numbers that ``optax.inject_hyperparams`` keeps in that state, ``learning_rate`` as ``lr``; they may be read and set, also by
+    schedulers and callbacks. Other options there are none: numbers that optax computes by a schedule are optax's.
 
     Args:
         transformation: made by ``optax``. It is given dicts of arrays by parameter name.
@@ -55,14 +58,16 @@ class OptaxOptimizer(Optimizer):
         self.names: dict[torch.Tensor, str] = {param: name for name, param in named_parameters if param.requires_grad}
         if not self.names:
             raise ValueError("OptaxOptimizer got no parameter that requires a gradient")
-        self.transformation.check(
-            {name: jax.ShapeDtypeStruct(tuple(param.shape), jax_dtype(param.dtype)) for param, name in self.names.items()}
-        )
+        specs = {name: jax.ShapeDtypeStruct(tuple(param.shape), jax_dtype(param.dtype)) for param, name in self.names.items()}
+        self.transformation.check(specs)
         super().__init__(list(self.names), {})
-        self.param_groups = [_Group(self.param_groups[0])]
+        injected = self.transformation.injected(specs)
+        self.paths = {_OPTION.get(path.rpartition(".")[2], path.rpartition(".")[2]): path for path in injected}
+        values = {option: injected[path] for option, path in self.paths.items()}
+        self.param_groups = [_Group({**self.param_groups[0], **values})]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "transformation": self.transformation, "names": self.names}
+        return {**super().__getstate__(), "transformation": self.transformation, "names": self.names, "paths": self.paths}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self.param_groups:
@@ -85,14 +90,16 @@ class OptaxOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         stepped = {name: param for param, name in self.names.items() if param.grad is not None}
-        params = {name: as_numpy(param.detach().cpu()) for name, param in stepped.items()}
+        params: Any = {name: as_numpy(param.detach().cpu()) for name, param in stepped.items()}
         grads = {name: as_numpy(param.grad.cpu()) for name, param in stepped.items() if param.grad is not None}
-        state = {
+        state: Any = {
             name: {path: as_numpy(value) for path, value in self.state[param].items()}
             for param, name in self.names.items()
             if param in self.state
         }
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            if self.paths:
+                state = self.with_options(state or self.transformation.init(params), self.options())
             new, new_state = self._update(grads, state, params)
         for param, name in self.names.items():
             if name in new:
@@ -100,6 +107,27 @@ class OptaxOptimizer(Optimizer):
             if name in new_state:
                 self.state[param] = {path: to_torch(np.array(value)) for path, value in new_state[name].items()}
         return loss
+
+    def options(self) -> list[float]:
+        """The numbers of the param group that are in optax's state."""
+        group = self.param_groups[0]
+        return [number(group[option]) for option in self.paths]
+
+    def with_options(self, state: Mapping[str, State], values: Any) -> dict[str, State]:
+        """``state`` with these numbers in it. Pure.
+
+        Args:
+            state: by parameter name and path.
+            values: float32[n], those of :meth:`options`.
+        """
+        paths = list(self.paths.values())
+        return {
+            name: {
+                **entries,
+                **{path: jnp.asarray(values[i], entries[path].dtype) for i, path in enumerate(paths) if path in entries},
+            }
+            for name, entries in state.items()
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state like torch's, but each entry keeps its dtype: torch makes counts numbers of the parameter's dtype.
@@ -111,20 +139,37 @@ class OptaxOptimizer(Optimizer):
         indices = [index for group in groups for index in group["params"]]
         if len(indices) != len(self.names):
             raise ValueError(f"the state_dict is of {len(indices)} parameters, and OptaxOptimizer has {len(self.names)}")
+        self.param_groups[0].update(
+            {option: groups[0][option] for option in groups[0] if option in self.paths or option == "initial_lr"}
+        )
         found = state_dict["state"]
         self.state = defaultdict(
             dict, {param: dict(found[index]) for index, param in zip(indices, self.names, strict=True) if index in found}
         )
 
 
+_OPTION = {"learning_rate": "lr"}
+"""The name of a number of optax's in a param group, where torch has its own."""
+
+
 class _Group(dict[str, Any]):
-    """A param group without options."""
+    """A param group whose only options are the numbers that optax keeps in its state."""
 
     def __missing__(self, key: str) -> Any:
-        raise KeyError(
-            f"{key}: an optax transformation has no options that could be read or set. A learning rate that changes is one of "
-            "its schedules; log it in training_step: self.log('lr', rate(step))"
-        )
+        raise KeyError(_no_option(key))
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if "lr" not in self and key not in self:  # where there is a rate, its schedulers keep notes here
+            raise KeyError(_no_option(key))
+        super().__setitem__(key, value)
+
+
+def _no_option(key: str) -> str:
+    return (
+        f"{key}: an optax transformation has no options that could be read or set, but those that are injected: "
+        "optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3). A rate that is a schedule is computed in the step; log it "
+        "there: self.log('lr', schedule(self.global_step))"
+    )
 
 
 class OptaxProgram:
@@ -137,17 +182,20 @@ class OptaxProgram:
             name_of(names, param, 0, position): (param, own) for position, (param, own) in enumerate(optimizer.names.items())
         }
         self._key = (id(self._transformation), tuple(self._members))
+        self._options: list[float] | None = None
         self._vector = np.zeros(0, np.float32)
-        self._vector.flags.writeable = False
 
     def hyper(self) -> np.ndarray:
+        if (now := self.optimizer.options()) != self._options:
+            self._options, self._vector = now, np.array(now, np.float32)
+            self._vector.flags.writeable = False
         return self._vector
 
     def static_key(self) -> Hashable:
         return self._key
 
     def options(self) -> tuple[np.ndarray, Hashable]:
-        return self._vector, self._key
+        return self.hyper(), self._key
 
     def init(self, params: Params) -> dict[str, State]:
         return self._renamed(self._transformation.init(self._own(params)))
@@ -155,7 +203,8 @@ class OptaxProgram:
     def update(
         self, grads: Mapping[str, jax.Array | None], opt_state: Mapping[str, State], params: Params, hyper: Any
     ) -> tuple[dict[str, jax.Array], dict[str, State]]:
-        new, state = self._transformation.update(self._own(grads), self._own(opt_state), self._own(params))
+        own = self.optimizer.with_options(self._own(opt_state), hyper)
+        new, state = self._transformation.update(self._own(grads), own, self._own(params))
         return {**params, **self._renamed(new)}, {**opt_state, **self._renamed(state)}
 
     def import_state(self, params: Params) -> dict[str, State]:

@@ -17,6 +17,7 @@ from torch_compat.run.profiling import profiled_hook
 from torch_compat.trainer.data.dataloaders import prepare_dataloader
 from torch_compat.trainer.data.epoch_batches import EpochBatches
 from torch_compat.trainer.data.workers import warn_of_workers
+from torch_compat.trainer.jax_modules import check_loaders
 from torch_compat.utilities.combined_loader import CombinedLoader
 from torch_compat.utilities.data import ITERABLE_WITH_LENGTH, _set_sampler_epoch, has_iterable_dataset, sized_len
 from torch_compat.utilities.exceptions import ArgumentTypeError, MisconfigurationException
@@ -78,6 +79,7 @@ class DataSource:
         """
         loaders = self._ask()
         combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, self.mode)  # pyright: ignore[reportArgumentType]
+        check_loaders(self._trainer.lightning_module, combined.flattened, f"{self.prefix}_dataloader")
         if not combined.flattened:
             _warn_of_no_batches(loaders)
         elif all(one is None for one in combined.flattened):

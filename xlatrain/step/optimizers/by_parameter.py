@@ -3,7 +3,7 @@ split like the parameter that it belongs to."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,10 @@ Params = Mapping[str, jax.Array]
 
 _MAX_SHARED = 64
 """Elements that a transformation may keep for all parameters together: each of these has a copy."""
+
+
+_STATES = "hyperparams_states"
+"""Of optax's ``InjectStatefulHyperparamsState``: the states of schedules, by the name of the number that they compute."""
 
 
 class _Name(str):
@@ -61,6 +65,23 @@ class ByParameter:
                     f"the optax transformation keeps {text!r}, {leaf.dtype}{list(leaf.shape)}, for all parameters together: it "
                     "has no place in a state by parameter. Leave out what joins parameters (optax.flatten) or draws (add_noise)"
                 )
+
+    def injected(self, params: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, float]:
+        """The numbers that ``optax.inject_hyperparams`` keeps in the state, by path, with their first values.
+
+        Those that a schedule computes are left out, since optax overwrites them, and so are names that come twice.
+        """
+        named = _named(params)
+        state = jax.eval_shape(self.transformation.init, named)
+        paths = _injected([text for owner, text, leaf in _leaves(state, named) if owner is None and leaf.ndim == 0])
+        if not paths:
+            return {}
+
+        def values() -> dict[str, jax.Array]:
+            zeros: Any = {name: jnp.zeros(param.shape, param.dtype) for name, param in named.items()}
+            return {text: leaf for owner, text, leaf in _leaves(self.transformation.init(zeros), named) if text in paths}
+
+        return {path: float(value) for path, value in jax.jit(values)().items()}  # without compiler_options: constants
 
     def init(self, params: Params) -> dict[str, State]:
         """The state before the first step. Pure."""
@@ -127,6 +148,15 @@ def _leaves(own: Any, names: Container[str]) -> Iterator[tuple[str | None, str, 
         rest = path if not places else (*path[: places[-1]], *path[places[-1] + 1 :])
         owner = str(keys[places[-1]]) if places else None
         yield owner, jax.tree_util.keystr(rest, simple=True, separator=".") or "state", leaf
+
+
+def _injected(paths: Sequence[str]) -> list[str]:
+    """Paths of the numbers of ``inject_hyperparams``, without those that schedules compute and names that come twice."""
+    parts = [path.split(".") for path in paths]
+    computed = {(*one[: one.index(_STATES)], *one[one.index(_STATES) + 1 :][:1]) for one in parts if _STATES in one}
+    found = [one for one in parts if one[-2:-1] == ["hyperparams"] and (*one[:-2], one[-1]) not in computed]
+    names = [one[-1] for one in found]
+    return [".".join(one) for one in found if names.count(one[-1]) == 1]
 
 
 def leaf_sharding(sharding: Sharding, param_shape: tuple[int, ...], leaf_shape: tuple[int, ...]) -> Sharding:
