@@ -72,6 +72,7 @@ class CompiledFunction:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         model = self._fabric._model
         steps = model.steps
+        model.check_optimizers()
         self._follow(steps)
         if (host := self._host_parts.get(steps)) is None:
             host = self._host_parts[steps] = HostPart(model.optimizer_set, steps.model.replicate)

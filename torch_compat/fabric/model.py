@@ -212,6 +212,11 @@ class MeshModel:
         """Why :meth:`index_of` is None."""
         return self._unsupported.get(optimizer, f"{type(optimizer).__name__} was not set up: fabric.setup_optimizers")
 
+    def check_optimizers(self) -> None:
+        """Raise CaptureError where the next step of an optimizer cannot be compiled any longer."""
+        if self._run is not None and self._run.optimizers is not None:
+            self._run.optimizers.check()
+
     def _tell_compiling(self, value: bool) -> None:
         if not value:
             self.update_report()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,11 +60,18 @@ class PlacedOptimizers:
                 parameters that are not the module's.
         """
         self.check_same(optimizers)
-        try:
-            self.functional.check_hooks()
+        with _refused_as_step():
+            self.functional.check()
             self.push()
-        except UnsupportedOptimizerError as error:
-            raise CaptureError(str(error)) from error
+
+    def check(self) -> None:
+        """A step is about to be taken.
+
+        Raises:
+            CaptureError: it cannot be compiled any longer.
+        """
+        with _refused_as_step():
+            self.functional.check()
 
     def check_same(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Refuse other optimizers, see :meth:`begin_step`."""
@@ -115,3 +122,12 @@ class PlacedOptimizers:
                 self._model.drop_optimizer()
                 for optimizer in {id(one): one for one in (*self.optimizers, *others)}.values():
                     read_exported(optimizer)
+
+
+@contextlib.contextmanager
+def _refused_as_step() -> Iterator[None]:
+    """Make the refusals of optimizers those of the step, which goes on without being compiled."""
+    try:
+        yield
+    except UnsupportedOptimizerError as error:
+        raise CaptureError(str(error)) from error

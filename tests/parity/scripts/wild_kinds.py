@@ -83,6 +83,42 @@ def parameters_of_another_class_with_attributes(run: Run) -> None:
 
 
 @case
+def attributes_of_parameters_that_hooks_change(run: Run) -> None:
+    class Warmed(Classifier):
+        def __init__(self, *, manual: bool = False) -> None:
+            super().__init__()
+            self.shift = Scaled(torch.zeros(8), 3.0)
+            self.automatic_optimization = not manual
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            loss = F.cross_entropy(self.net(x + self.shift), y)
+            self.log("loss", loss)
+            if not self.automatic_optimization:
+                optimizer = self.optimizers()
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+            return loss
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.shift.scale = 3.0 / (batch_idx + 1)
+            if batch_idx == 1:
+                self.net[0].bias.slower = 0.5  # pyright: ignore[reportAttributeAccessIssue]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return ScaledSGD(self.parameters(), 0.1)
+
+    class WarmedLate(Warmed):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            self.shift.scale = self.shift.scale + 0.5
+
+    for name, model in (("warmed", Warmed()), ("late", WarmedLate()), ("manual", Warmed(manual=True))):
+        run.trainer(max_epochs=2).fit(model, run.loader(*class_data(64)))
+        run.note(name, [parameter.detach().clone() for parameter in model.parameters()])
+
+
+@case
 def functions_that_save_their_results(run: Run) -> None:
     class Saving(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -73,9 +73,13 @@ class FunctionalSide:
 
         # As the programs of a step are: XLA:CPU's other schedule starts collectives beside each other, and threads may lack.
         self.program = jax.jit(program, compiler_options=compiler_options(mesh_of(n_devices)))
+        self.keys = {self.functional.static_key()}
 
     def step(self, noises: Arrays, without: Iterable[str] = ()) -> None:
         given = {name: None if name in without else value for name, value in noises.items()}
+        if (key := self.functional.static_key()) not in self.keys:  # what a trainer does: another key, another program
+            self.keys.add(key)
+            self.program.clear_cache()
         self.params, self.state = self.program(self.params, self.state, given, self.functional.hyper())
         jax.block_until_ready((self.params, self.state))
         self.functional.notify_step()

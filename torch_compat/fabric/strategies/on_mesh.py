@@ -47,6 +47,11 @@ def optimizer_step(model: MeshModel, optimizer: Optimizer, closure: Callable[[],
     index = model.index_of(optimizer)
     if index is None or kwargs:
         return optimizer.step(**_with(closure, kwargs))
+    try:
+        model.check_optimizers()
+    except CaptureError as error:
+        model.run_on_host(str(error))
+        return optimizer.step(**_with(closure, kwargs))
     result = None
     if closure is not None:
         with torch.enable_grad():

@@ -18,6 +18,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch_compat.step.effects.recorder import EffectRecorder, Recording
 from torch_compat.step.host.tensor_scalars import TensorScalars
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError, frozen, name_of, refuse_differentiable
+from torch_compat.step.optimizers.read_places import ReadPlaces
 from torch_compat.step.optimizers.state import make_state, place_state, place_unread, scalars_on_host
 from torch_compat.step.optimizers.state_layout import StateLayout, as_array, exported_leaf, is_array, layout_of, shape_of
 from torch_compat.step.values.user_objects import objects_around
@@ -34,8 +35,6 @@ OptimizerState = dict[str, State]
 
 _AS_TRACED = {"foreach": False, "fused": False, "capturable": True}
 """Options that choose among implementations, and the choice that is traceable."""
-_PLAIN = frozenset({int, float, bool, str, type(None)})
-"""Types of the optimizer's attributes that the step may read as constants: another value is another program."""
 _OURS = frozenset({"param_groups", "state", "_opt_called", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
 """Attributes of the optimizer that capturing replaces, or that say nothing about its step."""
 _MAX_PROGRAMS = 8
@@ -57,7 +56,8 @@ class CapturedOptimizer:
     ``step()`` runs on fake tensors: once for parameters without state (where it makes the state), once for those that have
     it. State is what it puts into ``self.state[p]``: tensors and numbers become arrays. Of the group options the learning
     rate is an input of the program; any other number becomes one when it first changes. Numbers that the code must know
-    as numbers (``if lr > 0``, ``math.sqrt(lr)``) are constants instead, and a program is made for each value of theirs.
+    as numbers (``if lr > 0``, ``math.sqrt(lr)``) are constants instead, and a program is made for each value of theirs. So is
+    one for each state of what else the step reads (:class:`~.read_places.ReadPlaces`).
     Arithmetic on numbers happens in float32, where eager torch computes in double.
     """
 
@@ -69,7 +69,9 @@ class CapturedOptimizer:
         self._programs: dict[Hashable, _Program] = {}
         self._layouts: dict[str, StateLayout] = {}
         self._seen: list[dict[str, Any]] = []
-        self._seen_besides: tuple[Any, Any] = ((), {})
+        self._seen_besides: tuple[Any, Hashable] = ((), 0)
+        self._seen_numbers: list[Any] = []
+        self._places = ReadPlaces(f"{type(optimizer).__name__}.step", self._attributes)
         self._constants_seen: set[Hashable] = set()
         self._vector = np.zeros(0, np.float32)
         self._key: Hashable = ()
@@ -94,10 +96,11 @@ class CapturedOptimizer:
         """Bring the vector and the key up to date with the param groups."""
         now = [{key: frozen(value) for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
         members = tuple(tuple(map(id, group["params"])) for group in self.optimizer.param_groups)
-        attributes = {key: value for key, value in vars(self.optimizer).items() if type(value) in _PLAIN and key not in _OURS}
-        if now == self._seen and (members, attributes) == self._seen_besides:
+        besides = (members, self._places.state())
+        numbers = [one.value() for one in self._places.inputs]
+        if now == self._seen and besides == self._seen_besides and numbers == self._seen_numbers:
             return
-        self._seen_besides = (members, attributes)
+        self._seen_besides, self._seen_numbers = besides, numbers
         for index, group in enumerate(self.optimizer.param_groups):
             refuse_differentiable(group, index)
         if self._seen and not self._constant:
@@ -106,25 +109,29 @@ class CapturedOptimizer:
             }
         self._seen = now
         lifted = [value for options in now for key in self._lifted(options) for value in _flat(options[key])]
-        self._vector = np.asarray(lifted, np.float32)
+        self._vector = np.asarray([*lifted, *numbers], np.float32)
         self._vector.flags.writeable = False
         fixed = tuple(
             tuple((key, _hashable(value)) for key, value in options.items() if key not in self._lifted(options))
             for options in now
         )
-        self._check_constants(fixed)
-        self._key = (members, type(self.optimizer), fixed, frozenset(self._inputs), frozenset(attributes.items()))
+        if self._constant:
+            self._constants_seen.add(fixed)
+        self._key = (besides, type(self.optimizer), fixed, frozenset(self._inputs))
 
-    def _check_constants(self, fixed: Hashable) -> None:
-        if not self._constant:
-            return
-        self._constants_seen.add(fixed)
+    def check(self) -> None:
+        """See :meth:`~.functional_optimizer.FunctionalOptimizer.check`."""
+        self._places.check()
         if len(self._constants_seen) > _MAX_PROGRAMS:
             raise UnsupportedOptimizerError(
                 f"{type(self.optimizer).__name__}.step needs its options as Python numbers, and they change from step to step "
                 f"({len(self._constants_seen)} values seen): each would be another compilation. Write the step with tensor "
                 "arithmetic only (no math.sqrt(lr), no 'if' on an option), or run with XLATRAIN_EXECUTOR=eager"
             )
+
+    def _attributes(self) -> list[dict[str, Any]]:
+        """The ``__dict__`` of the optimizer and of each of its parameters."""
+        return [vars(one) for one in (self.optimizer, *self._members().values())]
 
     def _lifted(self, options: Mapping[str, Any]) -> list[str]:
         """The group options that are inputs of the program."""
@@ -177,6 +184,9 @@ class CapturedOptimizer:
         except UnsupportedOptimizerError:
             raise
         except Exception as error:  # the user's code runs in there
+            if self._places.compare_inputs():
+                self._read()
+                return self._captured(params, state)
             if self._constant or not len(self._vector):
                 raise self._refusal(error) from error
         # Once more with every option as a plain number: constants, and another program when one changes.
@@ -234,7 +244,7 @@ class CapturedOptimizer:
                 as_parameters(),
             ):
                 with EffectRecorder(self._surroundings()).recording() as recording:
-                    self.optimizer.step()
+                    noted(self.optimizer.step)()
                 self._refuse_effects(recording)
                 found = {name: live_state.get(tensors[name], {}) for name in names}
             layouts.update({name: layout_of(found[name], self._layouts.get(name)) for name in names})
@@ -244,7 +254,9 @@ class CapturedOptimizer:
         pairs = [_meta(param) for param in params.values() for _ in range(2)]
         leaves = [_meta(state[n][path]) for n in names for path, kind in self._leaves(n, state) if is_array(kind)]
         scalars = [] if self._constant else [torch.empty((), device="meta") for _ in self._vector]
-        captured = capture(step, pairs, leaves, scalars)
+        with self._places.observed() as noted:
+            captured = capture(step, pairs, leaves, scalars)
+        self._places.add_constants(captured.constants.values())
         if captured.uses_random:
             raise UnsupportedOptimizerError(
                 f"{type(self.optimizer).__name__}.step draws random numbers, which the compiled update does not provide; "
@@ -307,6 +319,8 @@ class CapturedOptimizer:
             UnsupportedOptimizerError: the step changed an attribute or a group option, which would happen only once.
         """
         optimizer = self.optimizer
+        held = {id(vars(optimizer)): vars(optimizer)}
+        held |= {id(vars(param)): vars(tensors[name]) for name, param in self._members().items() if name in tensors}
         replaced = {key: value for key, value in vars(optimizer).items() if key in _OURS}
         before = {key: value for key, value in vars(optimizer).items() if key not in _OURS}
         given = iter(scalars)
@@ -317,13 +331,17 @@ class CapturedOptimizer:
             options |= {key: _with_tensors(frozen(group[key]), given) for key in self._lifted(options)}
             members = [tensors[self._names[p]] for p in group["params"] if self._names.get(p) in tensors]
             traced_groups.append({"params": members, **options})
+        for place, number in zip(self._places.inputs, given, strict=True):
+            if id(place.owner) in held:  # a parameter without a gradient has no stand-in
+                held[id(place.owner)][place.name] = number
+        own = {key: value for key, value in vars(optimizer).items() if key not in _OURS}
         snapshots = [dict(group) for group in traced_groups]
         optimizer.param_groups = traced_groups
         optimizer._optimizer_step_post_hooks = OrderedDict()  # the host calls them after each step
         optimizer.state = defaultdict(dict, {tensors[name]: value for name, value in states.items() if value})
         try:
             yield optimizer.state
-            self._check_unchanged(before, snapshots)
+            self._check_unchanged(own, snapshots)
         finally:
             vars(optimizer).clear()
             vars(optimizer).update({**before, **replaced})

@@ -196,22 +196,25 @@ class FunctionalOptimizer:
         self.mark_stepped()
         self.run_post_hooks()
 
-    def check_hooks(self) -> None:
+    def check(self) -> None:
         """A step is about to be taken.
 
         Raises:
-            UnsupportedOptimizerError: a ``register_step_pre_hook`` hook was registered since :meth:`from_torch`.
+            UnsupportedOptimizerError: a ``register_step_pre_hook`` hook was registered since :meth:`from_torch`; or the update
+                would be compiled again and again, since what the optimizer's own code needs as a constant changes.
         """
         _refuse_pre_hooks(self.optimizer)
+        if isinstance(self._program, CapturedOptimizer):
+            self._program.check()
 
     def mark_stepped(self) -> None:
         """Schedulers that run from now on do not warn that they run before the optimizer.
 
         Raises:
-            UnsupportedOptimizerError: see :meth:`check_hooks`.
+            UnsupportedOptimizerError: a ``register_step_pre_hook`` hook was registered in this step.
         """
         self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
-        self.check_hooks()
+        _refuse_pre_hooks(self.optimizer)
 
     def run_post_hooks(self) -> None:
         """Call the hooks registered by ``register_step_post_hook``, with ``(optimizer, (), {})``."""

@@ -26,10 +26,10 @@ class OptimizerSet:
         """The state before the first step. Pure."""
         return self._joined(optimizer.init(params) for optimizer in self.optimizers)
 
-    def check_hooks(self) -> None:
-        """See :meth:`FunctionalOptimizer.check_hooks`."""
+    def check(self) -> None:
+        """See :meth:`FunctionalOptimizer.check`."""
         for optimizer in self.optimizers:
-            optimizer.check_hooks()
+            optimizer.check()
 
     def static_key(self) -> Hashable:
         """A key of all that needs another program when it changes."""
