@@ -126,6 +126,9 @@ for block in re.findall(r"```python\\n(.*?)```", open(sys.argv[1]).read(), flags
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 class Model(BoringModel):
+    def training_step(self, batch, batch_idx):
+        return softsign(self.layer(batch)).pow(2).mean()
+
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", softsign(self.layer(batch)).pow(2).mean())
 

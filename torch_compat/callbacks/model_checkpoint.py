@@ -496,9 +496,8 @@ class ModelCheckpoint(CheckpointPaths):
             self.last_model_path = state_dict.get("last_model_path", self.last_model_path)
         else:
             warnings.warn(
-                f"The dirpath has changed from {saved_dirpath!r} to {self.dirpath!r}: of what was kept there only "
-                "`best_model_path` is remembered, as its files are not this run's to delete. Pass the old `dirpath` to go on "
-                "with them.",
+                f"The dirpath has changed from {saved_dirpath!r} to {self.dirpath!r}. Of the old one only "
+                "`best_model_path` is remembered, and no file in it will be deleted. To go on there, pass the old `dirpath`.",
                 stacklevel=1,
             )
         self.best_model_path = state_dict["best_model_path"]

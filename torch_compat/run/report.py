@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 _PACKAGES = ("xlatrain", "torch", "jax", "jaxlib", "optax", "orbax-checkpoint", "numpy")
+_CAPTURE = "cannot be captured: "
 _runs: list[dict[str, Any]] = []
 
 
@@ -51,9 +52,10 @@ class ExecutorLog:
 
     @property
     def short_reason(self) -> str:
-        """The reason of a fallback as one line: where and why, without the fix."""
+        """The reason of a fallback as one short line: where and why, without examples and the fix."""
         first, *others = [line.strip() for line in (self.fallback or "").splitlines()] or [""]
-        return " ".join([first, *[line for line in others[:1] if line.startswith("cannot be captured")]])
+        why = [line.removeprefix(_CAPTURE).partition(" (")[0].rstrip(".") for line in others[:1] if line.startswith(_CAPTURE)]
+        return ": ".join([first, *why])
 
     def how(self, executor: str) -> str:
         """How steps run, in a word or two."""

@@ -25,11 +25,11 @@ def announce(trainer: Trainer) -> None:
     what = "training" if fn == TrainerFn.FITTING else fn.value
     text = f"{what}: {steps.log.how(steps.executor)} · {in_words(trainer.strategy.mesh)}"
     if steps.log.fallback:
-        text = f"{what}: EAGER on the host, not compiled: {steps.log.short_reason} · {_EAGER_PAGE}"
+        text = f"{what}: EAGER on the host, not compiled · {steps.log.short_reason} · {_EAGER_PAGE}"
     if text == trainer._announced:
         return
     trainer._announced = text
     seconds = steps.log.seconds - trainer.run_time.compiled_before
-    took = f" · first step in {seconds:.1f} s" if seconds else ""
+    took = f" · first step in {seconds:.1f} s" if seconds and not steps.log.fallback else ""
     bar = trainer.progress_bar_callback
     (rank_zero_info if bar is None else bar.announce)(text + took)

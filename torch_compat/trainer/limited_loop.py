@@ -172,7 +172,7 @@ class LimitedFitLoop(CountedFitLoop):
         if trainer.loggers and self.max_batches < trainer.log_every_n_steps and not trainer.fast_dev_run:
             rank_zero_warn(
                 f"The number of training batches ({self.max_batches}) is smaller than the logging interval "
-                f"Trainer(log_every_n_steps={trainer.log_every_n_steps}). An epoch may end without a value of a single "
-                f"step in the logs: `log_every_n_steps={self.max_batches}` or less shows some.",
+                f"Trainer(log_every_n_steps={trainer.log_every_n_steps}). Values of single steps may be missing in "
+                f"the logs: pass `log_every_n_steps={self.max_batches}` or less.",
                 category=PossibleUserWarning,
             )

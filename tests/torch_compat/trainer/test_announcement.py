@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_compiled(told: pytest.LogCaptureFixture, bar: bool) -> None:
 def test_eager(told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLATRAIN_EXECUTOR", "eager")
     Trainer(devices=1, enable_progress_bar=False, **QUIET).fit(Net(), data())
-    assert said(told) == ["training: EAGER on the host, not compiled: XLATRAIN_EXECUTOR=eager · docs/why_eager.md"]
+    assert said(told) == ["training: EAGER on the host, not compiled · XLATRAIN_EXECUTOR=eager · docs/why_eager.md"]
 
 
 def test_the_report_of_a_run_that_failed_before_anything_was_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,11 +92,16 @@ def test_the_report_of_a_run_that_failed_before_anything_was_compiled(tmp_path: 
 
 
 @pytest.mark.filterwarnings("ignore:Steps run eagerly")
-def test_the_report_keeps_the_whole_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_keeps_the_whole_reason_and_the_line_the_short_one(
+    told: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XLATRAIN_REPORT", str(tmp_path / "report.json"))
     Trainer(devices=1, enable_progress_bar=False, **QUIET).fit(Net(writes=tmp_path / "loss"), data())
     reason = json.loads((tmp_path / "report.json").read_text())["runs"][-1]["fallback"]
     assert "Fix:" in reason and "Fix:" not in ExecutorLog(fallback=reason).short_reason
+    (line,) = said(told)
+    found = re.fullmatch(r"training: EAGER on the host, not compiled · (\S+:\d+: .+): (.+) · docs/why_eager.md", line)
+    assert found and found[1] in reason and found[2] in reason
 
 
 def test_a_compile_that_takes_long_is_told(told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
