@@ -100,6 +100,24 @@ def predictions_written(run: Run) -> None:
 
 
 @case
+def predictions_edited_after_their_batches(run: Run) -> None:
+    class Doubles(pl.Callback):
+        def __init__(self) -> None:
+            self.seen: list[Tensor] = []
+
+        def on_predict_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+            self.seen.append(outputs)
+
+        def on_predict_epoch_end(self, trainer: Any, module: Any) -> None:
+            for one in self.seen:
+                one.mul_(2)
+
+    model, trainer = Evaluated(), run.trainer(callbacks=[Doubles()])
+    run.initialise(model)
+    run.note("returned", trainer.predict(model, run.loader(*class_data(40))))
+
+
+@case
 def predicted_without_a_method(run: Run) -> None:
     class Raises(pl.Callback):
         def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
