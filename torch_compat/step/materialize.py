@@ -104,10 +104,10 @@ def put(tensor: torch.Tensor, dtype: torch.dtype, sharding: Sharding | None, *, 
         sharding: None: on the default device, uncommitted.
         broadcast: every process takes process 0's values.
     """
-    host = as_numpy(tensor.detach().to(dtype)).astype(jax_dtype(dtype))
+    host: Any = as_numpy(tensor.detach().to(dtype))
     if broadcast:
-        host = multihost_utils.broadcast_one_to_all(host)
-    host = np.array(host)  # JAX may keep the buffer, which torch goes on writing to
+        host = multihost_utils.broadcast_one_to_all(host.astype(jax_dtype(dtype), copy=False))
+    host = np.array(host, jax_dtype(dtype))  # JAX may keep the buffer, which torch goes on writing to
     return jax.device_put(host) if sharding is None else place(host, sharding)
 
 

@@ -37,7 +37,7 @@ def patched(patches: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def _own(owner: Any, name: str) -> Any:
-    if hasattr(inspect.getattr_static(type(owner), name, None), "__set__"):
+    if any(hasattr(vars(kind)[name], "__set__") for kind in type(owner).__mro__ if name in vars(kind)):
         return getattr(owner, name)  # the ``__name__`` of a class is none of its attributes
     return vars(owner).get(name, _NOTHING)
 
