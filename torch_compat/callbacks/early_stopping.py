@@ -34,6 +34,10 @@ class EarlyStoppingReason(Enum):
 class EarlyStopping(Callback):
     """Ends training when ``monitor`` has not improved in ``patience`` checks, or has left its bounds.
 
+    ::
+
+        trainer = pl.Trainer(callbacks=[EarlyStopping("val_loss", patience=3)])
+
     Args:
         monitor: logged metric to watch.
         min_delta: an improvement must be larger than this.

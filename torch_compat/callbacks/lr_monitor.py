@@ -22,6 +22,10 @@ class LearningRateMonitor(Callback):
     Names are ``lr-Adam``, ``lr-Adam-1`` for a second Adam, ``lr-Adam/pg1``, ``lr-Adam/pg2`` for parameter groups. The scheduler's
     ``name`` and the group's ``name`` replace them.
 
+    ::
+
+        trainer = pl.Trainer(callbacks=[LearningRateMonitor("step")], logger=CSVLogger("logs"))
+
     Args:
         logging_interval: "step" logs at the steps that the trainer logs at (``log_every_n_steps``), "epoch" at the start of
             epochs; None as each scheduler's ``interval`` says (optimizers without a scheduler: both).

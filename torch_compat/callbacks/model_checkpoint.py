@@ -45,6 +45,11 @@ class ModelCheckpoint(CheckpointPaths):
     ``<default_root_dir>/checkpoints``. Afterwards ``best_model_path``, ``best_model_score``, ``best_k_models`` and
     ``last_model_path`` say what was kept.
 
+    ::
+
+        saves = ModelCheckpoint(monitor="val_loss", save_top_k=2, save_last=True)
+        trainer = pl.Trainer(callbacks=[saves])
+
     Args:
         dirpath: directory, local or remote (``gs://...``).
         filename: template without extension. ``"{epoch}-{val_loss:.2f}"`` gives ``epoch=2-val_loss=0.12.ckpt``; ``epoch``,

@@ -33,6 +33,10 @@ class NonFiniteGuard(Callback):
     costs one more reduction over the gradients. The host looks two steps later, when the step is done as a rule. For a script
     that is not to be changed: ``XLATRAIN_NON_FINITE=warn``, ``stop`` or ``skip``.
 
+    ::
+
+        trainer = pl.Trainer(callbacks=[NonFiniteGuard("skip")])
+
     Args:
         action: ``"warn"``: a warning, and the step is taken as without us. ``"stop"``: the step changes no weights, and training
             ends with an error, so that no checkpoint holds what is not finite. ``"skip"``: the step changes no weights, optimizer

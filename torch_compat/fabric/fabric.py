@@ -44,6 +44,23 @@ class Fabric(Reports, Checkpoints):
     step on the mesh, and what lies between (the loss) is plain torch on this process's rows. :meth:`compile` makes one
     program of a whole step, which is much faster.
 
+    ::
+
+        fabric = Fabric(accelerator="cpu", devices=2)
+        fabric.launch()
+        model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 0.1))
+
+        @fabric.compile
+        def step(batch):
+            loss = model(batch).pow(2).mean()
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for batch in fabric.setup_dataloaders(loader):
+            loss = step(batch)
+
     Args:
         accelerator: ``"auto"``, ``"cpu"``, ``"gpu"``, ``"tpu"``, or an ``Accelerator``.
         strategy: ``"auto"``, ``"ddp"``, ``"fsdp"``, ``"mesh"``, or a ``Strategy`` of ``lightning.fabric.strategies``.

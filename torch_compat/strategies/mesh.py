@@ -26,6 +26,11 @@ class MeshStrategy(ParallelStrategy):
     (``data``), so that gathers stay inside a host. What comes first where several rules match a parameter is said in
     :class:`~xlatrain.mesh.sharding.ShardingRules`: ``rules``, ``logical_axes``, the plan, the automatic rule.
 
+    ::
+
+        strategy = MeshStrategy({"data": 2, "fsdp": 4}, rules=[("*.embedding.weight", PartitionSpec("fsdp"))])
+        trainer = pl.Trainer(accelerator="cpu", devices=8, strategy=strategy)
+
     Args:
         axes: axis name → size; one may be -1 (what is left).
         rules: pairs of a glob over parameter paths and a ``PartitionSpec``, or a dict of them.

@@ -55,6 +55,12 @@ class Trainer(TrainerProperties):
     Every argument of Lightning 2.6's Trainer is here with its default and meaning; what an XLA mesh has no use for is refused by
     name. See ``docs/lightning_compat.md`` for each.
 
+    ::
+
+        trainer = pl.Trainer(max_epochs=1, accelerator="cpu", devices=8, strategy="fsdp")
+        trainer.fit(module, loader)
+        trainer.save_checkpoint("last.ckpt")
+
     Args:
         accelerator: ``"auto"`` (what JAX finds), ``"cpu"``, ``"gpu"``/``"cuda"``, ``"tpu"``, or an accelerator object.
         strategy: ``"auto"``, ``"ddp"``, ``"fsdp"``, ``"mesh"``, or a strategy object.

@@ -23,6 +23,11 @@ class Tuner:
 
     Afterwards weights, optimizers, counters and random generators are as they were; nothing is written to disk.
 
+    ::
+
+        found = Tuner(trainer).lr_find(module, loader, num_training=20)
+        found.suggestion()
+
     Args:
         trainer: runs the steps.
     """

@@ -33,6 +33,10 @@ def make_mesh(axes: Mapping[str, int], devices: Sequence[Any] | None = None) -> 
     One size may be -1: it takes the devices that the others leave. Axis types are ``Auto`` (GSPMD chooses the
     collectives). On TPUs JAX orders the devices by the torus.
 
+    ::
+
+        mesh = make_mesh({"data": 2, "fsdp": -1})  # fsdp: what is left
+
     Args:
         axes: axis name → size; names from :data:`AXES`.
         devices: the devices, default ``jax.devices()`` (all processes).

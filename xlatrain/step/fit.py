@@ -81,6 +81,11 @@ def fit(
     Parameters are born on their shards. Steps are compiled by :class:`~xlatrain.step.engine.Engine`; one runs ahead of the
     values that are read. A resumed run goes on bit for bit with the batch after the last one that the checkpoint has seen.
 
+    ::
+
+        fitted = xlatrain.fit(Classifier, batches, max_epochs=2, checkpoint_path="run.ckpt", log=print)
+        fitted.module, fitted.metrics["loss"]
+
     Args:
         make_module: ``nnx.Rngs -> JaxModule``: the class, or a lambda with its arguments. Traced.
         train_batches: this process's rows. On resumption the batches of the epoch that were trained on are drawn and dropped.
