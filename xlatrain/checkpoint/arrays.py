@@ -2,29 +2,28 @@
 Their names are pytree paths: ``{"params": {"fc.weight": w}}`` is stored as ``params/fc.weight``.
 
 Orbax's stable v0 interface (``AsyncCheckpointer``, ``PyTreeCheckpointHandler``) is used; its v1 is still called experimental.
+Importing it takes 0.3 s, which most runs have no use for: the first that writes or reads arrays this way does.
 Orbax: https://orbax.readthedocs.io/en/latest/guides/checkpoint/orbax_checkpoint_101.html
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-import xlatrain.checkpoint.absl_logging  # noqa: F401  isort: skip  (before Orbax, which logs while it is imported)
-import orbax.checkpoint as ocp
 from etils import epath
 
 from xlatrain.checkpoint.agreement import TIMEOUT_S, Rendezvous
-from xlatrain.checkpoint.chunk_checksums import CHECKED
 from xlatrain.checkpoint.chunk_files import damaged_array, damaged_file
 from xlatrain.checkpoint.errors import CorruptCheckpointError
 from xlatrain.checkpoint.library_output import KeptBack, watch_reads
 from xlatrain.checkpoint.manifest import ArrayMetadata
-from xlatrain.checkpoint.readers import reader
+
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
 
 SEPARATOR = "/"
 
@@ -90,6 +89,8 @@ class ArrayWriter:
         self._checkpointer = None
         if not stored:
             return
+        from xlatrain.checkpoint.orbax_parts import CHECKED, ocp
+
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, use_compression=CHECKED),
             async_options=ocp.options.AsyncOptions(
@@ -173,6 +174,8 @@ def read_sharded(directory: epath.Path, stored: Mapping[str, ArrayMetadata], tem
 
 
 def _restore_arguments(stored: ArrayMetadata, leaf: Any) -> ocp.ArrayRestoreArgs:
+    from xlatrain.checkpoint.orbax_parts import ocp
+
     shape, dtype = tuple(leaf.shape), leaf.dtype
     if stored.key_impl is not None:
         bits = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
@@ -189,6 +192,8 @@ def _empty(leaf: Any) -> jax.Array:
 
 def read_numpy(directory: epath.Path, stored: Mapping[str, ArrayMetadata]) -> dict[str, np.ndarray]:
     """Read whole arrays into host memory (typed keys as their bits)."""
+    from xlatrain.checkpoint.orbax_parts import ocp
+
     arguments = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name, entry in stored.items() if 0 not in entry.shape}
     read = _read(directory, arguments)
     for name, value in read.items():
@@ -210,6 +215,8 @@ def _check_described(directory: epath.Path, name: str, entry: ArrayMetadata, val
 def _read(directory: epath.Path, arguments: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:
     if not arguments:
         return {}
+    from xlatrain.checkpoint.orbax_parts import ocp, reader
+
     # The handler itself, not a Checkpointer: reading is then local to this process, with no barrier that a lone reader hangs at.
     handler = reader()
     watch_reads()

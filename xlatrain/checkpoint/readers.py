@@ -13,8 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-
-import xlatrain.checkpoint.absl_logging  # noqa: F401  isort: skip  (before Orbax, which logs while it is imported)
 import orbax.checkpoint as ocp
 
 

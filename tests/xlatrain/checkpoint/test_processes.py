@@ -184,7 +184,6 @@ def test_errors_are_raised_on_every_process_and_lose_nothing(tmp_path):
         print("ONE", raised(lambda: checkpoint.save(path, good if process == 0 else {"w": 3})))
 
         # The disk of process 1 fills up while it writes its shards in the background.
-        whole_wait = arrays_module.ocp.AsyncCheckpointer.wait_until_finished
         def no_space(self):
             raise OSError(28, "No space left on device")
         pending = checkpoint.save(path, good)
