@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
@@ -116,6 +117,33 @@ def attributes_of_parameters_that_hooks_change(run: Run) -> None:
     for name, model in (("warmed", Warmed()), ("late", WarmedLate()), ("manual", Warmed(manual=True))):
         run.trainer(max_epochs=2).fit(model, run.loader(*class_data(64)))
         run.note(name, [parameter.detach().clone() for parameter in model.parameters()])
+
+
+@case
+def layers_in_another_order_for_each_batch(run: Run) -> None:
+    """Steps with the same ops in the same order, on parameters of the same shapes: which ones tells them apart."""
+
+    class Shuffled(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+        def loss(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            for index in random.Random(batch_idx).sample(range(3), 3):
+                x = self.layers[index](x).tanh()
+            return F.cross_entropy(self.net(x), y)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.loss(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.loss(batch, batch_idx))
+
+    model, data = Shuffled(), run.loader(*class_data(64))
+    run.note("before", run.trainer(num_sanity_val_steps=0).validate(model, data, verbose=False))
+    run.fit(model, run.trainer(max_epochs=2), data, data)
+    run.note("after", run.trainer().validate(model, data, verbose=False))
 
 
 @case

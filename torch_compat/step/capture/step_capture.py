@@ -186,8 +186,9 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             for (name, param), value in zip(inputs.params.items(), params, strict=True)
         }
         trace.hooks = TakenHooks(hooks, values)
-        for name, gradient in zip(inputs.gradients, gradients, strict=True):
-            values[name].grad = gradient.detach()
+        held = [gradient.detach() for gradient in gradients]
+        for name, gradient in zip(inputs.gradients, held, strict=True):
+            values[name].grad = gradient
         state = {name: standing_for(value, buffer) for (name, buffer), value in zip(inputs.buffers.items(), buffers, strict=True)}
         before = dict(state)
         asked = trace.calls.asked = AskedValues(
@@ -200,7 +201,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         with (
             answering(asked),
             as_parameters(),
-            OpLog([*params, *buffers, *leaves, *scalars, *gradients]) as log,
+            OpLog([*params, *values.values(), *held, *buffers, *leaves, *scalars]) as log,
             spec.context.live({**values, **state}),
             spec.context.logging(trace.logs, tracer),
             spec.context.optimizers(tracer, values) as trace.optimizers,
