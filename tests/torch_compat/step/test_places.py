@@ -131,7 +131,7 @@ def test_places_that_look_otherwise_are_seen_each_alone(tmp_path: Path) -> None:
     ]
     for place, change in cases:
         places = Locations([place])
-        assert not places.changed() and list(places.parts()) == [place.text]
+        assert not places.changed() and list(places.parts()) == [place.key]
         change()
         assert places.changed(), place.text
     Holder.shared = 1
@@ -176,7 +176,7 @@ def observed(function: Any) -> tuple[set[str], list[str]]:
     with observation.instrumented:
         function()
     found, changed = observation.settle(lambda: ())
-    return {f"{type(one).__name__} {one.name}" for one in found}, changed
+    return {f"{type(one).__name__} {one.name}" for one in found}, [one.does for one in changed]
 
 
 def test_what_was_read_is_noted_and_what_the_function_made_is_not() -> None:
@@ -187,7 +187,7 @@ def test_what_was_read_is_noted_and_what_the_function_made_is_not() -> None:
 
 def test_what_was_written_is_named_and_put_back() -> None:
     _, changed = observed(writes)
-    assert len(changed) == 2 and any("value" in text for text in changed)
+    assert len(changed) == 2 and any("CONFIG" in text for text in changed)
     assert (COUNTS, CONFIG.value) == ([], 1)
 
 

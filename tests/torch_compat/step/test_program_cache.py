@@ -144,9 +144,14 @@ def test_a_step_that_is_no_more_has_no_programs(cache: Cache) -> None:
 # -- guards -------------------------------------------------------------------------------------------------------------
 
 
+def read_all(module: Net) -> tuple[str, float]:
+    return module.mode, SCALE["outside"]
+
+
 def test_keys_and_states_of_guards() -> None:
     module, restructured = Net(), []
     guards = StepGuards(module, {}, lambda: restructured.append(1))
+    guards.add_function(NAME, read_all)
 
     def state() -> tuple[Any, Any]:
         guards.refresh(NAME)
@@ -154,7 +159,7 @@ def test_keys_and_states_of_guards() -> None:
 
     with guards.following():
         with guards.capturing(NAME) as changed:
-            assert module.mode == "sum" and SCALE["outside"] == 1.0
+            assert read_all(module) == ("sum", 1.0)
         assert changed == {}
         first = state()
         assert state() == first

@@ -1,21 +1,24 @@
-"""Changes of globals, tables, objects of installed packages and functions that a step may reach, seen without compiling."""
+"""Changes of globals, tables, objects of installed packages and functions that a step has read, seen without compiling."""
 
 from __future__ import annotations
 
+import collections
 import functools
-from typing import Any, Protocol
+import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import PretrainedConfig
 
-from torch_compat import LightningModule
 from torch_compat.step.guards.fingerprints import contents_of
-from torch_compat.step.guards.global_guards import ChangedSurroundingsError, GlobalGuards
-from torch_compat.step.guards.user_code import user_code
+from torch_compat.step.guards.place_guards import ChangedSurroundingsError, PlaceGuards
 from torch_compat.step.values.user_objects import is_user_object
+from xlatrain.bridge.errors import CaptureError
 
+STEP = "a step"
 TABLE = [0.0] * 5000
 ARRAY = np.zeros(100_000, np.float32)
 GAPS = np.array([1.0, np.nan])  # equal to nothing, not even to itself
@@ -23,35 +26,30 @@ FOREIGN = PretrainedConfig()
 FOREIGN.nested = {"deep": [1]}  # pyright: ignore[reportAttributeAccessIssue]
 FACTOR = 1.0
 FUNCTIONS = [functools.partial(lambda scale, x: x * FACTOR, 2.0)]
+COUNT = 0
+ROWS = iter(range(9))
+GENERATOR = random.Random(0)
+ORDERED: collections.OrderedDict[str, float] = collections.OrderedDict(a=1.0)
 
 
 class Named:
     alpha_one = 1.0
+    seen: list[float]
 
     def beta_one(self) -> float:
         return HIDDEN
 
 
+class Further(Named):
+    def beta_one(self) -> float:
+        return super().beta_one() + len(self)
+
+    def __len__(self) -> int:
+        return 2
+
+
 HIDDEN = 1.0
-
-
-class Module(LightningModule):
-    def training_step(self, name: str) -> Any:
-        return TABLE, ARRAY, GAPS, FOREIGN, FUNCTIONS[0], getattr(Named(), f"{name}_one")
-
-    def on_train_end(self) -> None:  # not called by the step
-        print(OTHER)
-
-
-OTHER = 1.0
-
-
-class Weighted(Protocol):
-    weight: float = 2.0
-
-
-class Loss(Weighted):
-    proxy: Any = None
+HELPER = Further()
 
 
 class Proxy:
@@ -63,85 +61,160 @@ class Proxy:
         raise RuntimeError("not bound")
 
 
-Loss.proxy = Proxy()
+def around(step: Callable[[], Any]) -> PlaceGuards:
+    """The guards of a step that has run once."""
+    found = PlaceGuards(torch.nn.Module(), {})
+    found.add_function(STEP, step)
+    with found.taken_back(STEP) as changed:
+        step()
+    found.refuse_changes(STEP, changed)
+    return found
 
 
-class WithProtocol(LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.loss = Loss()
-        self.proxy = Proxy()
-
-    def training_step(self, batch: float) -> float:
-        return batch * self.loss.weight
+def states(guards: PlaceGuards, count: int) -> list[int]:
+    return [guards.key(STEP) for _ in range(count)]
 
 
-def steps(around: GlobalGuards, count: int) -> list[int]:
-    return [around.key("training_step") for _ in range(count)]
+def given(value: Any) -> Callable[[], Any]:
+    return lambda: len(repr(value))
 
 
-def test_names_of_functions_in_containers_and_of_computed_attributes() -> None:
-    found = {name.text.removeprefix(f"{__name__}.") for name in user_code("training_step", Module(), {}).names}
-    assert {"TABLE", "ARRAY", "FOREIGN", "FUNCTIONS", "FACTOR", "Named.alpha_one", "HIDDEN"} <= found
-    assert "OTHER" not in found
+CASES: dict[str, tuple[Callable[[], Any], Any, str, Any]] = {
+    "global": (lambda: FACTOR * 2, globals(), "FACTOR", 2.0),
+    "global of a partial in a list": (lambda: FUNCTIONS[0](1.0), globals(), "FACTOR", 2.0),
+    "global that a method reads": (lambda: HELPER.beta_one(), globals(), "HIDDEN", 2.0),
+    "attribute of a computed name": (lambda: getattr(Named(), f"{'alpha'}_one"), Named, "alpha_one", 2.0),
+    "method": (lambda: HELPER.beta_one(), Further, "beta_one", lambda self: 5.0),
+    "method of the class above": (lambda: HELPER.beta_one(), Named, "beta_one", lambda self: 5.0),
+    "operator": (lambda: HELPER.beta_one(), Further, "__len__", lambda self: 5),
+    "method of an object": (lambda: HELPER.beta_one(), vars(HELPER), "beta_one", lambda: 5.0),
+    "attribute that comes": (lambda: hasattr(HELPER, "bonus"), vars(HELPER), "bonus", 1),
+    "global that comes": (lambda: "LATER" in globals(), globals(), "LATER", 1),
+    "function of torch": (lambda: torch.nn.functional.relu, torch.nn.functional, "relu", torch.abs),
+    "function that one of torch calls": (
+        lambda: torch.nn.functional.cosine_embedding_loss(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1)),
+        torch.nn.functional._Reduction,  # pyright: ignore[reportAttributeAccessIssue, reportPrivateImportUsage]
+        "get_enum",
+        lambda reduction: 1,
+    ),
+    "forward of a layer": (lambda: torch.nn.ReLU()(torch.ones(1)), torch.nn.ReLU, "forward", lambda self, x: x),
+    "attribute of an installed package's object": (lambda: FOREIGN.nested, vars(FOREIGN), "nested", {}),
+    "entry": (lambda: ORDERED["a"], ORDERED, "a", 2.0),
+}
 
-    def function() -> None:
-        print(OTHER)
 
-    assert {name.name for name in user_code("a step", torch.nn.Module(), {}, [function]).names} == {"OTHER"}
+@pytest.mark.parametrize("case", CASES)
+def test_a_change_is_another_state_and_the_way_back_is_none(case: str) -> None:
+    step, holder, name, value = CASES[case]
+    guards = around(step)
+    before, *rest = states(guards, 3)
+    assert rest == [before, before]
+    with pytest.MonkeyPatch.context() as patch:
+        if isinstance(holder, dict):
+            patch.setitem(holder, name, value)
+        else:
+            patch.setattr(holder, name, value)
+        assert before not in states(guards, 2)
+    assert states(guards, 2) == [before, before]
 
 
-def test_protocols_and_proxies() -> None:
-    found = {name.text.removeprefix(f"{__name__}.") for name in user_code("training_step", WithProtocol(), {}).names}
-    assert {"Weighted.weight", "Loss.weight", "Loss.proxy"} & found
+def test_proxies_are_not_asked() -> None:
     assert not is_user_object(Proxy())
     assert contents_of(Proxy()) is None
 
 
 def test_changes_of_installed_objects_are_seen_at_once_and_those_for_nothing_no_longer_than_twice() -> None:
-    around = GlobalGuards(Module(), {})
-    before, *_ = steps(around, 3)
-    states = []
+    guards = around(given(FOREIGN))
+    before, *_ = states(guards, 3)
+    found = []
     for value in (2, 3):
-        FOREIGN.nested["deep"][0] = value  # pyright: ignore[reportAttributeAccessIssue]
-        states += steps(around, 1)
+        FOREIGN.seen = value  # pyright: ignore[reportAttributeAccessIssue]
+        found += states(guards, 1)
         if value == 2:
-            around.count_state("training_step", same=True)
-    assert len({before, *states}) == 3
-    with pytest.warns(UserWarning, match=r"training_step names .*FOREIGN, a transformers.*, whose contents"):
-        around.count_state("training_step", same=True)
-    after = steps(around, 1)
-    FOREIGN.nested["deep"][0] = 4  # pyright: ignore[reportAttributeAccessIssue]
-    assert steps(around, 1) == after
+            guards.count_state(STEP, same=True)
+    assert len({before, *found}) == 3
+    with pytest.warns(UserWarning, match=r"a step reads .* of an installed package, which has changed 2 times"):
+        guards.count_state(STEP, same=True)
+    after = states(guards, 1)
+    FOREIGN.seen = 4  # pyright: ignore[reportAttributeAccessIssue]
+    assert states(guards, 1) == after
+    del FOREIGN.seen  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("large", [TABLE, ARRAY], ids=["list", "array"])
 def test_large_tables_are_compared_now_and_then_and_a_late_change_is_an_error(large: Any) -> None:
-    around = GlobalGuards(Module(), {})
-    before, *_ = steps(around, 3)
+    guards = around(lambda: (sum(large), len(GAPS)))
+    before, *_ = states(guards, 3)
     large[7] += 1.0
-    seen = steps(around, 200)
+    seen = states(guards, 200)
     assert seen[0] == before and seen[-1] != before and len(set(seen)) == 2
     with pytest.raises(ChangedSurroundingsError, match="entries, of which some were changed in place") as raised:
-        around.count_state("training_step", same=False)
+        guards.count_state(STEP, same=False)
     assert not raised.value.recoverable
+    large[7] = 0.0
 
 
 def test_another_length_of_a_large_table_is_seen_at_once() -> None:
-    around = GlobalGuards(Module(), {})
-    before, *_ = steps(around, 3)
+    guards = around(lambda: sum(TABLE))
+    before, *_ = states(guards, 3)
     TABLE.append(1.0)
-    after = steps(around, 3)
+    after = states(guards, 3)
     assert before not in after and len(set(after)) == 1
-    around.count_state("training_step", same=False)
+    guards.count_state(STEP, same=False)
+    TABLE.pop()
 
 
-def test_what_a_step_changes_outside_is_taken_back_and_named() -> None:
-    around = GlobalGuards(Module(), {})
-    with around.taken_back("training_step") as changed:
-        TABLE[0], ARRAY[0], FOREIGN.seen = 7.0, 7.0, 1  # pyright: ignore[reportAttributeAccessIssue]
-    names = {text.removeprefix(f"{__name__}.") for text in changed}
-    assert names == {"TABLE", "ARRAY", "FOREIGN"}
-    assert (TABLE[0], float(ARRAY[0]), hasattr(FOREIGN, "seen")) == (0.0, 0.0, False)
-    with pytest.raises(ChangedSurroundingsError, match=r"training_step changes the contents of .*ARRAY"):
-        around.refuse_changes("training_step", changed)
+def _fills_table() -> None:
+    TABLE[0] = 7.0
+
+
+def _fills_array() -> None:
+    ARRAY[0] = 7.0
+
+
+def _adds_to_array() -> None:
+    local = GAPS
+    local += 1.0
+
+
+def _sets_attribute() -> None:
+    HELPER.seen = [1.0]
+
+
+def _assigns() -> None:
+    global COUNT
+    COUNT += 1
+
+
+def _draws() -> float:
+    return GENERATOR.random()
+
+
+def _takes() -> int:
+    return next(ROWS)
+
+
+REFUSED: dict[Callable[[], Any], str] = {
+    _fills_table: r"changes the contents of .*TABLE",
+    _fills_array: r"changes the contents of .*ARRAY",
+    _adds_to_array: r"changes the contents of .*GAPS",
+    _sets_attribute: r"changes the contents of .*HELPER",
+    _assigns: r"assigns .*COUNT",
+    _draws: r"draws from the random generator .*GENERATOR",
+    _takes: r"it uses .*ROWS, an iterator",
+}
+
+
+@pytest.mark.parametrize("step", REFUSED)
+def test_what_a_step_changes_outside_is_taken_back_and_named(step: Callable[[], Any]) -> None:
+    drawn = GENERATOR.getstate()
+    with pytest.raises(CaptureError, match=REFUSED[step]):
+        around(step)
+    assert (TABLE[0], float(ARRAY[0]), float(GAPS[0]), COUNT) == (0.0, 0.0, 1.0, 0)
+    assert not hasattr(HELPER, "seen") and GENERATOR.getstate() == drawn
+
+
+def test_the_object_that_is_to_be_followed_is_the_one_that_a_name_leads_to() -> None:
+    with pytest.raises(ChangedSurroundingsError) as raised:
+        around(_sets_attribute)
+    assert list(raised.value.changed.values()) == [HELPER]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import decimal
 import functools
 import importlib
 import random
@@ -21,7 +22,7 @@ from torch_compat.step.capture.recorded_outputs import HooksWantedError, no_hook
 from torch_compat.step.capture.step_capture import StepInputs, StepSpec, Way, run_step
 from torch_compat.step.capture.step_run import Difference, StepRun
 from torch_compat.step.effects.effects import forgotten, root_name
-from torch_compat.step.guards.global_guards import ChangedSurroundingsError
+from torch_compat.step.guards.place_guards import ChangedSurroundingsError
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.assumptions import Assumptions
 from torch_compat.step.host.host_values import HostValues
@@ -178,6 +179,7 @@ class CaptureSession:
         """
         first: Exception | None = None
         attempt = self._fresh(name, host_values)
+        decimal.getcontext()  # made where it is asked for first, which must not be the copy
         while True:
             forget_toggled = noting_toggled(self._module)
             try:  # ContextVars stay as they are

@@ -97,14 +97,9 @@ class AttributeGuards:
             by_step.pop(step, None)
         self._changed_inputs()
 
-    def values(self, step: str) -> dict[str, Any]:
-        """The values of the attributes that ``step`` reads, as a user writes them."""
-        inputs, rewritten = self._inputs.get(step, {}), self._rewritten.get(step, ())
-        return {
-            self._text(where): self._value(where)
-            for where in self._reads.get(step, ())
-            if where[0] in self._owners and where[1] not in _MODULE_INTERNALS and where not in inputs and where not in rewritten
-        }
+    def watched(self, step: str) -> set[int]:
+        """The ids of the containers in attributes that are compared here for ``step``."""
+        return {id(holder) for one in self._watched.get(step, {}).values() for holder, _ in one.entries}
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:

@@ -232,7 +232,12 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
         owner = node.value
-        if isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id == "super":
+        if (
+            isinstance(owner, ast.Call)
+            and isinstance(owner.func, ast.Name)
+            and owner.func.id == "super"
+            and not isinstance(node.ctx, ast.Load)
+        ):
             return node
         kind = "attribute" if isinstance(node.ctx, ast.Load) else "stores"
         node.value = self._note(kind, owner, ast.Constant(self._mangled(node.attr)))
@@ -261,9 +266,15 @@ class _Rewriter(ast.NodeTransformer):
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         target = node.target
         self.generic_visit(node)
+        if isinstance(target, ast.Name):
+            read = ast.copy_location(ast.Name(target.id, ast.Load()), target)
+            noted = ast.copy_location(ast.Expr(self._note("updates", read)), node)
+            node.value = self._value(node.value)
+            return [noted, node]
         if isinstance(target, ast.Attribute):
             assert isinstance(target.value, ast.Call)
-            target.value = self._note("changes", *target.value.args)
+            if target.value.args:  # not super()
+                target.value = self._note("changes", *target.value.args)
         elif isinstance(target, ast.Subscript):
             assert isinstance(target.value, ast.Call)
             target.value = self._note("updates", *target.value.args)

@@ -10,20 +10,28 @@ import operator
 import os
 import types
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from torch_compat.step.guards.identity_check import IdentityCheck
-from torch_compat.step.values.marks import contents, holds_the_same, mark, of_result
+from torch_compat.step.values.generators import same_state, set_state, state_of
+from torch_compat.step.values.marks import PLAIN, contents, holds_the_same, inside, mark, of_result
 from torch_compat.step.values.names import MISSING
+from torch_compat.step.values.user_objects import attributes_of
 
 Key = tuple[str, int, Any]
+LARGE = 1000  # entries: more are compared now and then only
+_OFTEN = 250  # entries that are compared at each look, on an average
+_MOST = 100_000  # entries below a container: more are data
+_ENTRY = 64  # bytes of an array that count as one
+_DEPTH = 8
+_HEAP_TYPE = 1 << 9
 _FEW = 256  # bytes of a tensor
 _SHARED = 1 << 22  # of one that shares its memory
-_IN_MEMORY = (np.ndarray, memoryview, *ctypes.c_double.__bases__, ctypes.Array, ctypes.Structure, ctypes.Union)
+_IN_MEMORY = (memoryview, *ctypes.c_double.__bases__, ctypes.Array, ctypes.Structure, ctypes.Union)
 _PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
@@ -33,8 +41,12 @@ class Location:
     Args:
         owner: whose state it is.
         text: as a user may recognize it.
+
+    Attributes:
+        foreign: the class of an installed package's object whose place it is, or of what only its code knows; None for others.
     """
 
+    foreign: type | None = None
     kind = ""
     name: Any = None
 
@@ -45,6 +57,10 @@ class Location:
     @property
     def key(self) -> Key:
         return (self.kind, id(self.owner), self.name)
+
+    def value(self) -> Any:
+        """The object that is there; :data:`MISSING` where a place is no place of one object."""
+        return MISSING
 
     def now(self) -> Hashable:
         """The mark of what is there."""
@@ -93,11 +109,14 @@ class Item(Location):
         super().__init__(owner, text)
         self.name = name
 
-    def now(self) -> Hashable:
+    def value(self) -> Any:
         try:
-            return mark(self.owner[self.name])
+            return self.owner[self.name]
         except IndexError:
-            return "no such entry"
+            return MISSING
+
+    def now(self) -> Hashable:
+        return mark(self.value())
 
 
 class Contents(Location):
@@ -105,32 +124,136 @@ class Contents(Location):
 
     kind = "contents"
 
+    def value(self) -> Any:
+        return self.owner
+
     def now(self) -> Hashable:
         return contents(self.owner)
 
     def keep(self) -> Any:
-        if isinstance(self.owner, array.array):
-            return self.owner[:]
-        if isinstance(self.owner, _IN_MEMORY):
-            return memoryview(self.owner).tobytes()
-        kinds: tuple[Any, ...] = (dict, list, set, deque, bytearray)
-        return next((kind.copy(self.owner) for kind in kinds if isinstance(self.owner, kind)), None)  # a subclass's may differ
+        return _copy(self.owner)
 
     def restore(self, kept: Any) -> None:
-        if kept is None:
+        if kept is not None and not isinstance(self.owner, tuple):
+            put_back(self.owner, kept)
+
+
+class Large(Contents):
+    """All below a container or array that has many entries, which are compared now and then only.
+
+    Args:
+        whole: whether what the entries hold counts, too.
+    """
+
+    def __init__(self, owner: Any, text: str, *, whole: bool = True) -> None:
+        super().__init__(owner, text)
+        self._pairs: list[tuple[Any, Any]] = []
+        self._generation = 0
+        self.size = 0
+        self._add(owner, {id(owner)} if whole else None, 0)
+
+    def _add(self, holder: Any, known: set[int] | None, depth: int) -> None:
+        self._pairs.append((holder, _copy(holder)))
+        self.size += entries_of(holder)
+        if known is None or isinstance(holder, np.ndarray) or depth == _DEPTH:
             return
-        if isinstance(self.owner, list | bytearray | array.array):
-            self.owner[:] = kept
-            return
-        if isinstance(self.owner, _IN_MEMORY):
-            with contextlib.suppress(TypeError, ValueError):  # read-only, or not in one piece
-                memoryview(self.owner).cast("B")[:] = kept
-            return
-        self.owner.clear()
-        if isinstance(self.owner, dict):
-            dict.update(self.owner, kept)
-        else:
-            (self.owner.update if isinstance(self.owner, set) else self.owner.extend)(kept)
+        for one in inside(holder):
+            if self.size > _MOST:
+                return
+            if isinstance(one, PLAIN) or id(one) in known:
+                continue
+            held = one if isinstance(one, dict | list | tuple | set | deque | np.ndarray) else attributes_of(one)
+            if held is not None and not isinstance(one, torch.nn.Module | torch.Tensor | type | types.ModuleType):
+                known.add(id(one))
+                self._add(held, known, depth + 1)
+
+    @property
+    def every(self) -> int:
+        """The number of looks for each comparison of all entries; another length is seen at each."""
+        return self.size // _OFTEN if self.size > LARGE else 1
+
+    def differs(self, look: int) -> bool:
+        """Whether anything was found to have changed, at this look of many."""
+        return self.has_other_length or (look % self.every == 0 and not all(map(holds_the_same, *zip(*self._pairs, strict=True))))
+
+    @property
+    def has_other_length(self) -> bool:
+        return len(self._pairs[0][0]) != len(self._pairs[0][1])
+
+    def now(self) -> Hashable:
+        if self.differs(0):
+            self._generation += 1
+            self._pairs = [(held, copy if holds_the_same(held, copy) else _copy(held)) for held, copy in self._pairs]
+        return self._generation
+
+    def keep(self) -> Any:
+        return [copy for _, copy in self._pairs]
+
+    def restore(self, kept: Any) -> None:
+        for (held, _), copy in zip(self._pairs, kept, strict=True):
+            if not isinstance(held, tuple):
+                put_back(held, copy)
+
+
+def entries_of(holder: Any) -> int:
+    """The number of entries of a container, or of what would take as long to compare in an array."""
+    return holder.nbytes // _ENTRY if isinstance(holder, np.ndarray) else len(holder)
+
+
+def _copy(holder: Any) -> Any:
+    if isinstance(holder, array.array):
+        return holder[:]
+    if isinstance(holder, _IN_MEMORY):
+        return memoryview(holder).tobytes()
+    kinds: tuple[Any, ...] = (dict, list, set, deque, bytearray, np.ndarray)
+    found = next((kind.copy(holder) for kind in kinds if isinstance(holder, kind)), None)  # a subclass's may differ
+    return holder if isinstance(holder, tuple) else found
+
+
+def put_back(holder: Any, copy: Any) -> None:
+    """Give a container or array the contents that its copy has."""
+    if isinstance(holder, np.ndarray):
+        with contextlib.suppress(ValueError):  # read-only
+            holder[...] = copy
+    elif isinstance(holder, list | bytearray | array.array):
+        holder[:] = copy
+    elif isinstance(holder, _IN_MEMORY):
+        with contextlib.suppress(TypeError, ValueError):  # read-only, or not in one piece
+            memoryview(holder).cast("B")[:] = copy
+    elif isinstance(holder, dict):
+        for key in [key for key in holder if key not in copy]:
+            dict.__delitem__(holder, key)
+        dict.update(holder, copy)  # a Counter's own update adds
+    else:
+        holder.clear()
+        (holder.update if isinstance(holder, set) else holder.extend)(copy)
+
+
+class Stream(Location):
+    """The position of a random generator or a file, which a step may not move."""
+
+    kind = "stream"
+
+    def now(self) -> Hashable:
+        return _Position(state_of(self.owner))
+
+    def keep(self) -> Any:
+        return state_of(self.owner)
+
+    def restore(self, kept: Any) -> None:
+        set_state(self.owner, kept)
+
+
+class _Position:
+    """Equal where a generator would go on with the same."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Position) and same_state(self.state, other.state)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
 class Attribute(Location):
@@ -168,8 +291,11 @@ class Lookup(Location):
         super().__init__(owner, text)
         self.name = name
 
+    def value(self) -> Any:
+        return static_lookup(self.owner, self.name)
+
     def now(self) -> Hashable:
-        return mark(static_lookup(self.owner, self.name))
+        return mark(self.value())
 
     def keep(self) -> Any:
         return next(((kind, kind.__dict__[self.name]) for kind in self._classes() if self.name in kind.__dict__), None)
@@ -238,23 +364,6 @@ class Member(Location):
 
     def now(self) -> Hashable:
         return self.name in self.owner
-
-
-class Large(Location):
-    """The entries of a container that has many."""
-
-    kind = "large"
-
-    def __init__(self, owner: Any, text: str) -> None:
-        super().__init__(owner, text)
-        self._copy = owner.copy() if hasattr(owner, "copy") else owner
-        self._generation = 0
-
-    def now(self) -> Hashable:
-        if not holds_the_same(self.owner, self._copy):
-            self._copy = self.owner.copy()
-            self._generation += 1
-        return self._generation
 
 
 class Result(Location):
@@ -356,45 +465,108 @@ def static_lookup(owner: Any, name: str) -> Any:
     return next((kind.__dict__[name] for kind in kinds if name in kind.__dict__), MISSING)
 
 
-class Locations:
-    """Places, and how they looked: whether they look otherwise now costs little."""
+def is_variable(place: Location) -> bool:
+    """Whether a name leads to it: a global, a variable of a function around, an attribute of a class."""
+    if isinstance(place, Entry):
+        return isinstance(place.owner, dict) and "__name__" in place.owner
+    return isinstance(place, Variable) or (isinstance(place, Lookup) and isinstance(place.owner, type))
 
-    def __init__(self, found: Iterable[Location]) -> None:
+
+class Locations:
+    """Places, and how they looked: whether they look otherwise now costs little.
+
+    Args:
+        found: the places.
+        structure: of the module tree, which is compared elsewhere and counts as a place.
+
+    Attributes:
+        late: the place with many entries that was found to have changed some looks ago.
+    """
+
+    def __init__(self, found: Iterable[Location], structure: Hashable = ()) -> None:
+        self.structure = structure
+        self.late: Large | None = None
         self.marks = [(one, one.now()) for one in found]
-        self._entries = [pair for pair in self.marks if isinstance(pair[0], Entry) and pair[0].value() is not MISSING]
+        self._entries = [pair for pair in self.marks if isinstance(pair[0], Entry) and isinstance(pair[0].owner, dict)]
+        self._lookups = [pair for pair in self.marks if _is_in_class(pair[0])]
         self._functions = [one.owner for one, _ in self.marks if isinstance(one, Function)]
         self._parts = list(itertools.chain.from_iterable(map(_PARTS, self._functions)))
         self._objects = [one.owner for one, _ in self.marks if isinstance(one, Kind)]
         self._kinds = list(map(type, self._objects))
-        held = {id(one) for one, _ in self._entries}
-        apart = (Function, Kind, Opaque)
-        self._others = [pair for pair in self.marks if id(pair[0]) not in held and not isinstance(pair[0], apart)]
+        self._large = [one for one, _ in self.marks if isinstance(one, Large)]
+        self._looks = 0
+        apart = {id(one) for one, _ in (*self._entries, *self._lookups)}
+        kinds = (Function, Kind, Opaque, Large)
+        self._others = [pair for pair in self.marks if id(pair[0]) not in apart and not isinstance(pair[0], kinds)]
         self._hold()
 
     def _hold(self) -> None:
-        holders: dict[int, tuple[Any, dict[str, Any]]] = {}
+        holders: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
+        missing: list[Location] = []
         for one, _ in self._entries:
-            assert isinstance(one, Entry)
-            holders.setdefault(id(one.owner), (one.owner, {}))[1][one.name] = one.value()
-        self._held = IdentityCheck((holder, values, True) for holder, values in holders.values())
+            value = one.value()
+            if value is MISSING:
+                missing.append(one)
+            else:
+                holders.setdefault(id(one.owner), (one.owner, {}))[1][one.name] = value
+        classes: dict[type, dict[str, Any]] = {}
+        above: set[type] = set()  # of those that give it: what is added there comes first
+        for one, _ in self._lookups:
+            for kind in one.owner.__mro__:
+                if one.name in kind.__dict__:
+                    classes.setdefault(kind, {})[one.name] = kind.__dict__[one.name]
+                    break
+                if kind.__flags__ & _HEAP_TYPE:  # others cannot get attributes
+                    above.add(kind)
+                    classes.setdefault(kind, {})
+        self._absent = [one.owner for one in missing], [one.name for one in missing]
+        self._held = IdentityCheck(
+            [
+                *((holder, values, True) for holder, values in holders.values()),
+                *((vars(kind), values, kind not in above) for kind, values in classes.items()),
+            ]
+        )
 
     def changed(self) -> bool:
-        if self._held.changed():
-            if any(one.now() != before for one, before in self._entries):
+        if self._held.changed() or any(map(operator.contains, *self._absent)):
+            if any(one.now() != before for one, before in (*self._entries, *self._lookups)):
                 return True
             self._hold()
         if not all(map(operator.is_, itertools.chain.from_iterable(map(_PARTS, self._functions)), self._parts)):
             return True
         if not all(map(operator.is_, map(type, self._objects), self._kinds)):
             return True
-        for one, before in self._others:  # noqa: SIM110 (a generator costs more)
+        for one, before in self._others:
             if one.now() != before:
+                return True
+        return bool(self._large) and self._large_changed()
+
+    def _large_changed(self) -> bool:
+        self._looks += 1
+        for one in self._large:
+            if one.differs(self._looks):
+                self.late = None if one.every == 1 or one.has_other_length else one
                 return True
         return False
 
-    def parts(self) -> dict[str, Hashable]:
-        """The marks, by the text of their place."""
-        found: dict[str, list[Hashable]] = {}
+    def parts(self) -> dict[Key, Hashable]:
+        """The marks of the places."""
+        return {one.key: now for one, now in self.marks}
+
+    def tensors(self) -> dict[Hashable, Hashable]:
+        """The part of it that two compared runs of a step do not show, since they see shapes only."""
+        found: dict[Hashable, Hashable] = {"structure": self.structure}
         for one, now in self.marks:
-            found.setdefault(one.text, []).append((*one.key, now))
-        return {text: tuple(parts) for text, parts in found.items()}
+            if isinstance(one.owner, np.ndarray):
+                found[one.key] = now
+            elif is_variable(one) and isinstance(value := one.value(), torch.Tensor | torch.nn.Module):
+                found[one.key] = id(value)
+        return found
+
+
+def _is_in_class(place: Location) -> bool:
+    return (
+        isinstance(place, Lookup)
+        and isinstance(place.owner, type)
+        and any(place.name in vars(one) for one in place.owner.__mro__)
+    )

@@ -8,22 +8,60 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.step.guards.known_functions import AMBIENT
-from torch_compat.step.guards.locations import Ambient, Entry, Function, Key, Location, Opaque, Variable
-from torch_compat.step.guards.one_shot_objects import OneShotObject, is_iterator
-from torch_compat.step.guards.origins import is_library
+from torch_compat.step.guards.locations import (
+    Ambient,
+    Contents,
+    Entry,
+    Function,
+    Item,
+    Key,
+    Location,
+    Lookup,
+    Opaque,
+    Stream,
+    Variable,
+    is_variable,
+)
+from torch_compat.step.guards.one_shot_objects import is_iterator
+from torch_compat.step.guards.origins import is_library, is_third_party
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
-from torch_compat.step.values.generators import same_state, set_state, state_of
+from torch_compat.step.values.generators import state_of, use_of
 from torch_compat.step.values.marks import Same, inside, mark
+from torch_compat.step.values.user_objects import may_be_followed
 
-OF_THE_STEP = (FakeTensor, FunctionalTensor, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict, OneShotObject)
+_OF_STREAMS = (
+    "Keep a generator as an attribute of the module (self.rng), where draws of single numbers are made anew for every step, or "
+    "draw with torch (torch.rand, …); use a file in a hook."
+)
+_NOT_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, types.ModuleType)
+OF_THE_STEP = (FakeTensor, FunctionalTensor, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change by the step that nobody takes back but the notes.
+
+    Attributes:
+        does: what the step does, after its name.
+        name: of the object that is changed, or that leads there.
+        value: this object; None where its changes cannot be recorded.
+        advice: what to do instead, where that is not what is said of all others.
+    """
+
+    does: str
+    name: str = ""
+    value: Any = None
+    advice: str = ""
 
 
 class NotedPlaces:
@@ -38,15 +76,16 @@ class NotedPlaces:
 
     def __init__(self, kept_changes: dict[Key, Location] | None = None) -> None:
         self.iterators: dict[int, str] = {}
-        self._streams: dict[int, tuple[Any, Any, str]] = {}
         self._first: dict[Key, tuple[Location, Hashable, Any]] = {}
         self._guards: set[Key] = set()
         self._of_libraries: set[Key] = set()
         self._kept_changes: dict[Key, Location] = {} if kept_changes is None else kept_changes
+        self._leads: dict[int, Key] = {}  # where an object was found, by its id: whether the step made it is seen by who holds it
+        self._objects: dict[int, tuple[int, type]] = {}  # whose attributes a dict has
         self._ambient = {id(function): mark(function()) for function in AMBIENT}
 
-    def note(self, location: Location, *, read: bool, of_library: bool) -> None:
-        """Note a place; how it looks counts only where it is met for the first time.
+    def note(self, location: Location, *, read: bool, of_library: bool) -> bool:
+        """Note a place; how it looks counts only where it is met for the first time, which is what is given.
 
         Args:
             read: whether the step depends on what is there, rather than only changes it.
@@ -55,24 +94,34 @@ class NotedPlaces:
         key = location.key
         if key not in self._first:
             before = self._before(location)
-            if type(before) is Same and not self._meet(before.value, location):
-                return
+            if type(before) is Same and not self._meet(before.value, location, of_library=of_library):
+                return False
             self._first[key] = (location, before, location.keep())
             if of_library:
                 self._of_libraries.add(key)
             if read:
                 self._guards.add(key)
-        elif not of_library:
+            return True
+        if not of_library:
             self._of_libraries.discard(key)
+        return False
 
-    def _meet(self, value: Any, location: Location) -> bool:
+    def leads(self, key: Key, value: Any) -> None:
+        """``value`` was found at a place."""
+        self._leads.setdefault(id(value), key)
+
+    def has_attributes(self, owner: Any, held: dict[str, Any]) -> None:
+        """``held`` has the attributes of ``owner``."""
+        self._objects[id(held)] = id(owner), type(owner)
+
+    def _meet(self, value: Any, location: Location, *, of_library: bool) -> bool:
         """Take note of what gives something else each time that it is asked; whether the place is to be noted."""
         if stands_in(value):
             return False
         if is_iterator(value):
             self.iterators.setdefault(id(value), location.text)
-        elif id(value) not in self._streams and (state := state_of(value)) is not None:
-            self._streams[id(value)] = (value, state, location.text)
+        elif state_of(value) is not None and not any(value is one for one in _standard_streams()):
+            self.note(Stream(value, location.text), read=False, of_library=of_library)
         return True
 
     def _before(self, location: Location) -> Hashable:
@@ -81,14 +130,14 @@ class NotedPlaces:
             return self._ambient[id(location.owner)]  # in the step a precision may have set another
         return None if isinstance(location, Function) else location.now()
 
-    def settle(self, followed: Callable[[], Collection[int]]) -> tuple[list[Location], list[str]]:
+    def settle(self, followed: Callable[[], Collection[int]]) -> tuple[list[Location], list[Change]]:
         """To be called once the step's Python is over, and what it did has been taken back.
 
         Args:
             followed: gives the ids of what is taken back by others.
 
         Returns:
-            places that the step has read, and names of what it has changed that nobody follows, which is as it was again.
+            places that the step has read, and what it has changed that nobody follows, which is as it was again.
         """
         self._drop_own()
         changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
@@ -99,11 +148,7 @@ class NotedPlaces:
             changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
             known = followed() if changed else ()
             changed = [one for one in changed if id(one[0].owner) not in known]
-        texts = []
-        for value, state, text in self._streams.values():
-            if not same_state(state_of(value), state):
-                set_state(value, state)
-                texts.append(text)
+        changes = []
         for location, _, kept in changed:
             if isinstance(location.owner, functools._lru_cache_wrapper):
                 continue
@@ -111,18 +156,72 @@ class NotedPlaces:
                 self._guards.discard(location.key)
                 continue
             location.restore(kept)
-            texts.append(location.text)
-        texts += [location.text for location, _, _ in self._first.values() if isinstance(location, Opaque)]
+            changes.append(self._change(location))
+        opaque = [location for location, _, _ in self._first.values() if isinstance(location, Opaque)]
+        changes += [Change(f"changes {location.text}") for location in opaque]
         found = [location for key, (location, _, _) in self._first.items() if key in self._guards]
+        for one in found:
+            one.foreign = self._foreign(one)
+            if isinstance(one, Contents) and (name := self._name(one)):
+                one.text = f"the contents of {name}"
         self._first.clear()
-        return found, texts
+        return found, changes
+
+    def _change(self, location: Location) -> Change:
+        if isinstance(location, Stream):
+            return Change(use_of(location.owner, location.text), advice=_OF_STREAMS)
+        if is_variable(location):
+            return Change(f"assigns {location.text}")
+        if not isinstance(location, Contents | Entry | Item):
+            return Change(f"changes {location.text}")
+        name, value = self._followed_from(location)
+        contents = f"the contents of {name}" if name else location.text
+        return Change(f"changes {contents}", name or location.text, value)
+
+    def _followed_from(self, location: Location) -> tuple[str, Any]:
+        """The name that leads to a place, and the object nearest to it of those whose changes can be recorded."""
+        name, found, met = "", None, set()
+        owner = self._owner(location)
+        while id(owner) not in met:
+            met.add(id(owner))
+            above = self._first.get(self._leads.get(id(owner), ("", 0, None)), (None,))[0]
+            name = name if above is None else above.text
+            if may_be_followed(owner) and not isinstance(owner, _NOT_FOLLOWED) and not is_library(type(owner).__module__):
+                found = owner
+            if above is None or is_variable(above):
+                break
+            owner = self._owner(above)
+        return name, found
+
+    def _owner(self, location: Location) -> Any:
+        """The object whose attributes a dict has, or the owner of the place itself."""
+        owner = location.owner
+        of, _ = self._objects.get(id(owner), (0, None))
+        return next((one for one in gc.get_referrers(owner) if id(one) == of), owner) if of else owner
+
+    def _name(self, location: Location) -> str:
+        """The name of a variable or attribute that leads to an object; "" where none is known."""
+        met: set[int] = set()
+        while id(location.owner) not in met:
+            met.add(id(location.owner))
+            above = self._first.get(self._leads.get(id(location.owner), ("", 0, None)), (None,))[0]
+            if above is None:
+                break
+            if not isinstance(above, Contents):
+                return above.text
+            location = above
+        return ""
+
+    def _foreign(self, location: Location) -> type | None:
+        _, kind = self._objects.get(id(location.owner), (0, type(location.owner)))
+        return kind if is_third_party(kind.__module__) or location.key in self._of_libraries else None
 
     def _is_kept(self, location: Location) -> bool:
         """Whether a change stays: the first of a place that only code of an installed package knows, as of a cache."""
         key = location.key
         if key not in self._of_libraries or key in self._kept_changes:
             return False
-        now = [location.value()] if isinstance(location, Entry | Variable) else inside(location.owner)
+        now = [location.value()] if isinstance(location, Entry | Item | Variable) else inside(location.owner)
         if any(stands_in(one) for one in now):
             return False
         self._kept_changes[key] = location
@@ -158,7 +257,7 @@ def _held_by(before: Any) -> Iterator[Any]:
 
 
 def _held_by_copy(kept: Any, location: Location) -> Iterator[Any]:
-    if isinstance(location, Entry):
+    if isinstance(location, Entry | Variable):
         yield kept
     elif isinstance(kept, tuple):
         yield from kept
@@ -166,6 +265,10 @@ def _held_by_copy(kept: Any, location: Location) -> Iterator[Any]:
         yield from kept.values()
     elif isinstance(kept, list | set) or type(kept).__name__ == "deque":
         yield from kept
+
+
+def _standard_streams() -> tuple[Any, ...]:
+    return sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__
 
 
 def stands_in(value: Any) -> bool:

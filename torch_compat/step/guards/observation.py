@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 import types
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -40,6 +41,7 @@ from torch_compat.step.guards.known_functions import (
     is_setting,
 )
 from torch_compat.step.guards.locations import (
+    LARGE,
     Ambient,
     Attribute,
     Contents,
@@ -55,18 +57,25 @@ from torch_compat.step.guards.locations import (
     Member,
     Opaque,
     Result,
+    Stream,
     Values,
     Variable,
+    entries_of,
     static_lookup,
 )
-from torch_compat.step.guards.noted_places import OF_THE_STEP, NotedPlaces
-from torch_compat.step.guards.one_shot_objects import keep_cached, refuse
+from torch_compat.step.guards.noted_places import OF_THE_STEP, Change, NotedPlaces
+from torch_compat.step.guards.one_shot_objects import is_consumed, keep_cached, note_cache, refuse
 from torch_compat.step.guards.origins import (
     dunders,
+    globals_of,
+    imports_of,
     is_generated,
+    is_heap_type,
+    is_house,
     is_in_python,
     is_library,
     is_made,
+    is_noted,
     is_of_user,
     is_ours,
     is_pythons,
@@ -74,8 +83,10 @@ from torch_compat.step.guards.origins import (
     names_of,
     texts_of,
 )
+from torch_compat.step.guards.parameter_hooks import called_by_autograd
 from torch_compat.step.host.host_future import as_float
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.values.generators import state_of
 from torch_compat.step.values.marks import has_contents, inside, slots
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import attributes_of, is_user_class
@@ -83,8 +94,7 @@ from xlatrain.bridge.capture.stand_ins import class_of, stood_for
 from xlatrain.bridge.errors import is_user_file, user_line
 
 _DEPTH = 6
-_MOST = 1000  # entries: a container with more is data, followed by View if at all
-_MANY = 100_000  # with still more, too
+_MOST = 1000  # entries
 _WIDEST = 2000  # objects below one that is read as a whole
 _TRANSPARENT = frozenset({*VALUES, *OF_THE_STEP})
 _OPAQUE = (
@@ -98,6 +108,7 @@ _TENSOR_VALUES = frozenset({"item", "tolist", "numpy", "__float__", "__int__", "
 _FOLLOWED = frozenset({"current_epoch", "global_step", "is_last_batch", "estimated_stepping_batches", "__dict__", "__class__"})
 _PATHS = 4096  # characters
 _NESTED = 3  # functions of Python's own library, called by one
+_HOOKS_OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 _CONTAINS = (dict.__contains__, set.__contains__, frozenset.__contains__)
 
 
@@ -105,13 +116,18 @@ class Observation:
     """Told about reads by code with notes; see :class:`~torch_compat.step.guards.instrumented.Observer`.
 
     Args:
-        functions: of the user's that the step may call; those that it is seen to call are added.
+        functions: that the step calls, besides its method; those that it is seen to call are added.
         roots: objects whose attributes are followed where they are read (modules of the tree).
+        method: the name of the method that is run.
         kept_changes: the places that earlier runs of the step have changed in installed packages, which is added to.
     """
 
     def __init__(
-        self, functions: Iterable[types.FunctionType], roots: Collection[Any], kept_changes: dict[Key, Location] | None = None
+        self,
+        functions: Iterable[Any],
+        roots: Collection[Any],
+        kept_changes: dict[Key, Location] | None = None,
+        method: str = "",
     ) -> None:
         self._owned = set(map(id, roots))
         self._places = NotedPlaces(kept_changes)
@@ -123,13 +139,39 @@ class Observation:
         self.of_library = False
         self._classes_seen: set[int] = set()
         self._unseen_functions: set[types.FunctionType] = set()
+        self._one_shots: dict[int, str] = {}  # iterators and mocks that names lead to
         self.instrumented = Instrumented(self)
-        self._searched = set(functions)
-        for function in self._searched:
+        for function in functions:
             self._follow(function)
         for one in roots:
-            if is_third_party(type(one).__module__):
-                self._follow_class(type(one))
+            self._follow_root(one)
+            if method and static_lookup(kind := type(one), method) is not MISSING and is_user_class(kind):
+                self._note(Lookup(kind, method, self._text(kind, method)), read=True)
+        for name in _HOOKS_OF_ALL:
+            for hook in vars(torch.nn.modules.module)[name].values():
+                self._follow_held(hook, 0)
+
+    def _follow_root(self, one: Any) -> None:
+        """What it holds may be called by code that has no notes: hooks, activations."""
+        self._follow_class(type(one))
+        for held in list(vars(one).values()):
+            self._follow_held(held, 0)
+        if isinstance(one, torch.nn.Module):
+            for hook in called_by_autograd(one):
+                self._follow_held(hook, 0)
+
+    def _follow_held(self, value: Any, depth: int) -> None:
+        if isinstance(value, dict | list | tuple | set):
+            if depth < _NESTED and 0 < len(value) <= _MOST:
+                for one in value.values() if isinstance(value, dict) else value:
+                    self._follow_held(one, depth + 1)
+        elif not isinstance(value, torch.Tensor):
+            self._follow(value)
+
+    @property
+    def functions(self) -> list[types.FunctionType]:
+        """The functions that have run."""
+        return [one for key in self._entered for one in self.instrumented.entered(key)]
 
     # -- what code with notes tells ---------------------------------------------------------------------------------------
 
@@ -145,32 +187,37 @@ class Observation:
         # Its own code, not the one with notes that it has for now, is what a later look will find.
         self._note(Function(function, name), read=True)
         defaults = function.__kwdefaults__ or {}
-        for key, value in defaults.items():
+        for key in defaults:
             self._note(Entry(defaults, key, f"{key} (a default of {name})"), read=True)
+        for value in self._surroundings(function):
             self._follow(value)
-        for _ in self._surroundings(function):
-            pass
 
     def _surroundings(self, function: types.FunctionType) -> Iterator[Any]:
         """Note the variables that a function's code names, outside of it; gives what is in them."""
         code = self.instrumented.functions.get(function, function.__code__)
         names, held = names_of(code), function.__globals__
-        for name in names & held.keys():
-            value = held[name]
-            if function not in self._searched and not isinstance(value, types.ModuleType):
-                self._note(Entry(held, name, f"{held.get('__name__', '?')}.{name}"), read=True)
-            yield value
+        for name in names & held.keys() | globals_of(code) - builtins.__dict__.keys():
+            self._name(Entry(held, name, f"{held.get('__name__', '?')}.{name}"))
+            yield held.get(name)
         own = builtins.__dict__
         for name in (names - held.keys()) & own.keys():
             self._note(Entry(own, name, f"the builtin {name}"), read=True)
+        for name in imports_of(code) & sys.modules.keys():
+            self._note(Entry(sys.modules, name, f"the module {name}"), read=True)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             if name == "__class__":
                 continue
             found = Variable(cell, f"{name} (of {function.__qualname__})")
-            if function not in self._searched:
-                self._note(found, read=True)
+            self._name(found)
             yield found.value()
         yield from function.__defaults__ or ()
+
+    def _name(self, found: Entry | Variable | Lookup) -> None:
+        """Note a place that a name leads to."""
+        self._note(found, read=True)
+        value = found.value()
+        if is_consumed(value):
+            self._one_shots[id(value)] = found.text
 
     def _unseen(self, function: types.FunctionType, depth: int = 0) -> None:
         """A function that gets no notes may read all that it names, and what is in there."""
@@ -195,7 +242,10 @@ class Observation:
         kind = type(owner)
         if kind in _TRANSPARENT or name in _FOLLOWED:
             self._attribute_of_a_parameter(owner, name)
+            if isinstance(owner, torch.Tensor):
+                self._note(Lookup(torch.Tensor, name, f"torch.Tensor.{name}"), read=True)
             return
+        self._refuse_one_shot(owner)
         if kind is RecordedObject:
             owner = owner.stands_for()
             kind = type(owner)
@@ -210,7 +260,9 @@ class Observation:
         elif id(owner) in self._owned:
             self._follow_class(kind)
             self._of_class(owner, name)
-        elif kind is not super:
+        elif kind is super:
+            self._of_base(owner, name)
+        else:
             self._object_attribute(owner, kind, name)
 
     def entry(self, holder: Any, key: Any) -> None:
@@ -252,6 +304,7 @@ class Observation:
             return
         held = attributes_of(owner) if not isinstance(owner, type) else None
         if isinstance(held, dict):
+            self._places.has_attributes(owner, held)
             self._note(Entry(held, name, self._text(owner, name)), read=False)
         elif not isinstance(owner, type) and hasattr(static_lookup(type(owner), name), "__set__"):  # a slot, or memory of C's
             self._note(Attribute(owner, name, self._text(owner, name)), read=False)
@@ -259,14 +312,16 @@ class Observation:
             self._note(Lookup(owner, name, self._text(owner, name)), read=False)
 
     def fills(self, holder: Any) -> None:
-        if type(holder) not in _TRANSPARENT and not isinstance(holder, _OPAQUE) and self._is_small(holder):
+        if type(holder) not in _TRANSPARENT and not isinstance(holder, _OPAQUE):
             if id(holder) not in self._filled:  # a line takes longer to find than a place
                 where = user_line(traceback.extract_stack()) or "the step"
                 self._filled[id(holder)] = f"the contents of a {type(holder).__name__} ({where})"
-            self._note(Contents(holder, self._filled[id(holder)]), read=False)
+            text = self._filled[id(holder)]
+            self._note(Contents(holder, text) if self._is_small(holder) else Large(holder, text, whole=False), read=False)
 
     def call(self, function: Any) -> Any:
         kind = type(function)
+        self._refuse_one_shot(function)
         if kind is types.FunctionType:
             return self._called(function, None)
         if kind is types.MethodType:
@@ -280,7 +335,10 @@ class Observation:
             return self._asking_class(function)
         if function is float:
             return as_float
-        if id(function) in ASKS_NOTHING or isinstance(function, torch.nn.Module) or kind in _TRANSPARENT:
+        if isinstance(function, torch.nn.Module):
+            self._follow_class(kind)
+            return function
+        if id(function) in ASKS_NOTHING or kind in _TRANSPARENT:
             return function
         if isinstance(function, type):
             self._follow_class(function)
@@ -319,20 +377,25 @@ class Observation:
         held = vars(owner)
         text = f"{owner.__name__}.{name}"
         if name in held:
-            self._note(Entry(held, name, text), read=True)
+            self._name(Entry(held, name, text))
         elif is_plain(getattr(owner, name, None)):
             self._note(Attribute(owner, name, text), read=True)
 
     def _class_attribute(self, owner: type, name: str) -> None:
         self._follow_class(owner)
         self._follow_class(type(owner))
-        found = static_lookup(owner, name)
-        if isinstance(found, types.FunctionType | staticmethod | classmethod | types.BuiltinFunctionType):
-            self._follow(found)
-            return
-        self._note(Lookup(owner, name, f"{owner.__module__}.{owner.__qualname__}.{name}"), read=True)
+        self._name(Lookup(owner, name, self._text(owner, name)))
+
+    def _of_base(self, owner: Any, name: str) -> None:
+        """``super().name``."""
+        order = owner.__self_class__.__mro__
+        for kind in order[order.index(owner.__thisclass__) + 1 :]:
+            if name in kind.__dict__:
+                self._note(Lookup(kind, name, self._text(kind, name)), read=True)
+                return
 
     def _tensor_attribute(self, owner: torch.Tensor, name: str) -> None:
+        self._note(Lookup(torch.Tensor, name, f"torch.Tensor.{name}"), read=True)
         if isinstance(owner, OF_THE_STEP) or getattr(owner, "_live", None) is not None:
             return
         if name in _TENSOR_VALUES:
@@ -364,14 +427,11 @@ class Observation:
     def _of_class(self, owner: Any, name: str) -> None:
         """An attribute of a module of the tree that is one of its class's, if at all."""
         held = object.__getattribute__(owner, "__dict__")
+        if name in held:
+            self._follow(held[name])
         if name in held or any(name in held.get(part, ()) for part in ("_parameters", "_buffers", "_modules")):
             return
-        found = static_lookup(owner, name)
-        if isinstance(found, types.FunctionType | property | staticmethod | classmethod | functools.cached_property):
-            self._follow(found)
-        else:
-            self._follow_descriptor(found)
-            self._note(Lookup(owner, name, self._text(owner, name)), read=True)
+        self._note(Lookup(type(owner), name, self._text(owner, name)), read=True)
 
     def _follow_descriptor(self, found: Any) -> None:
         if hasattr(type(found), "__get__"):
@@ -390,7 +450,10 @@ class Observation:
             return
         held = attributes_of(owner)
         found = next((one.__dict__[name] for one in kind.__mro__ if name in one.__dict__), MISSING)
-        self._follow_descriptor(found)
+        if held is not None:
+            self._places.has_attributes(owner, held)
+        if found is not MISSING and is_heap_type(kind):
+            self._note(Lookup(kind, name, text), read=True)
         if isinstance(found, property):
             if held is not None and (kept := f"_{name}") in held and is_library(kind.__module__):
                 self._note(Entry(held, kept, text), read=True)
@@ -399,14 +462,10 @@ class Observation:
         elif hasattr(type(found), "__set__"):
             if is_plain(getattr(owner, name, None)) or name in slots(kind):
                 self._note(Attribute(owner, name, text), read=True)
-        elif held is not None and name in held:
-            self._note(Entry(held, name, text), read=True)
-        elif isinstance(found, types.FunctionType | staticmethod | classmethod):
-            self._follow(found)
         elif found is MISSING and isinstance(owner, dict) and name in owner:  # hparams.rate is hparams["rate"]
             self._note(Entry(owner, name, text), read=True)
-        elif not isinstance(found, types.MethodDescriptorType | types.BuiltinFunctionType | types.WrapperDescriptorType):
-            self._note(Lookup(owner, name, text), read=True)
+        elif held is not None:
+            self._note(Entry(held, name, text), read=True)
 
     @staticmethod
     def _text(owner: Any, name: str) -> str:
@@ -419,6 +478,7 @@ class Observation:
         kind = type(value)
         if kind in _TRANSPARENT or kind is RecordedObject or depth > _DEPTH or id(value) in self._walked:
             return
+        self._refuse_one_shot(value)
         if value is builtins.__dict__:  # in the globals of every module; a capture replaces some of them
             return
         if id(value) in self._places.iterators:
@@ -434,7 +494,8 @@ class Observation:
         if len(self._walked) > _WIDEST:
             return
         if not self._is_small(value):
-            self._large(value)
+            self._walked[id(value)] = value
+            self._note(Large(value, f"the contents of a {kind.__name__}"), read=True)
             return
         self._follow_class(kind)
         if not is_user_class(kind) and is_library(kind.__module__) and kind is not np.ndarray:
@@ -444,19 +505,20 @@ class Observation:
         self._walked[id(value)] = value
         if kind is not tuple and kind is not frozenset:
             self._note(Contents(value, f"the contents of a {kind.__name__}"), read=True)
+        if (held := attributes_of(value)) is not None:
+            self._places.has_attributes(value, held)
         for one in inside(value):
+            self._places.leads(("contents", id(value), None), one)
             self._walk(one, depth + 1)
 
     @staticmethod
     def _is_small(value: Any) -> bool:
-        sized = isinstance(value, dict | list | tuple | set | frozenset)
-        return not sized or len(value) <= _MOST
+        sized = isinstance(value, dict | list | tuple | set | deque | np.ndarray)
+        return not sized or entries_of(value) <= LARGE
 
-    def _large(self, value: Any) -> None:
-        """A container with many entries: the numbers and texts in it, or which objects are in there."""
-        if type(value) in (list, dict, set) and len(value) <= _MANY:
-            self._walked[id(value)] = value
-            self._note(Large(value, f"the contents of a {type(value).__name__}"), read=True)
+    def _refuse_one_shot(self, value: Any) -> None:
+        if id(value) in self._one_shots:
+            refuse(self._one_shots[id(value)])
 
     # -- calls ------------------------------------------------------------------------------------------------------------
 
@@ -474,6 +536,8 @@ class Observation:
             return self._asking_setting(called)
         if function in self.instrumented.without_source or is_generated(function.__code__.co_filename):
             return self._called_unseen(called, function, owner)
+        if is_library(module) and not is_house(module):
+            self._replaceable(function)
         if is_library(module) and function.__name__ in ("load", "loadtxt", "genfromtxt", "fromfile"):
             return self._wrapped(called)
         if is_library(module) or module.partition(".")[0] in OF_FRAMES:
@@ -485,6 +549,20 @@ class Observation:
         if owner is not None:
             self.value(owner)
         return self._wrapped(called)
+
+    def _replaceable(self, function: types.FunctionType) -> None:
+        """A function of a library, which has no notes: the functions that it calls may be replaced, not what these call."""
+        if function in self._unseen_functions:
+            return
+        self._unseen_functions.add(function)
+        names, waiting = names_of(function.__code__), [function.__globals__]
+        for held in waiting:
+            for name in names & held.keys():
+                value = held[name]
+                if isinstance(value, types.ModuleType) and not any(vars(value) is one for one in waiting):
+                    waiting.append(vars(value))
+                elif callable(value):
+                    self._note(Entry(held, name, f"{held.get('__name__', '?')}.{name}"), read=True)
 
     @contextlib.contextmanager
     def _as_library(self) -> Iterator[None]:
@@ -572,6 +650,8 @@ class Observation:
     def _method_in_c(self, function: Any, owner: Any) -> Any:
         kind = type(owner)
         name = getattr(function, "__name__", "")
+        if kind is np.ndarray:
+            self.value(owner)
         if isinstance(owner, torch.Generator | np.random.RandomState) and name in ("initial_seed", "get_state"):
             return self._asking_setting(function)
         if kind in _TRANSPARENT or isinstance(owner, torch.Tensor) or is_library(kind.__module__):
@@ -661,7 +741,7 @@ class Observation:
 
     def _cached(self, function: Any) -> Callable[..., Any]:
         """A function that keeps its results: those without tensors stay, as they would."""
-        self._follow(function.__wrapped__)
+        self._follow(function)
         self._note(Contents(function, f"what {getattr(function, '__qualname__', 'a cache')} has cached"), read=True)
 
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -689,17 +769,21 @@ class Observation:
         if isinstance(value, functools.cached_property):
             value = value.func
         if isinstance(value, functools._lru_cache_wrapper):
+            if is_noted(value.__wrapped__):
+                note_cache(value)
             value = value.__wrapped__
         if isinstance(value, type):
             self._follow_class(value)
         elif type(value) is types.FunctionType:
             return self._follow_function(value)
+        elif is_user_class(type(value)):
+            self._follow_class(type(value))
         return False
 
     def _follow_function(self, function: types.FunctionType) -> bool:
         """A function gets notes; whether it has some now."""
         file = function.__code__.co_filename
-        if is_user_file(file) or is_third_party(str(function.__globals__.get("__name__", ""))):
+        if is_noted(function):
             known = function in self.instrumented.functions or function in self.instrumented.without_source
             noted = self.instrumented.add(function)
             if not known:
@@ -720,22 +804,36 @@ class Observation:
         if kind in self._types:
             return
         self._types.add(kind)
+        of_torch = issubclass(kind, torch.nn.Module)  # whose operators are torch's to call
         for one in kind.__mro__:
             if is_user_class(one) or (one.__module__ in sys.modules and is_of_user(one)) or is_made(one):
-                for value in list(vars(one).values()):
+                for name, value in list(vars(one).items()):
                     self._follow(value)
+                    if type(value) is types.FunctionType and (name == "forward" if of_torch else name.startswith("__")):
+                        self._note(Lookup(kind, name, self._text(kind, name)), read=True)
             elif is_third_party(one.__module__):
-                called = ("forward", "__call__") if issubclass(one, torch.nn.Module) else dunders(one)
-                for name in called:
+                for name in ("forward", "__call__") if of_torch else dunders(one):
                     if name in vars(one):
+                        self._note(Lookup(kind, name, self._text(kind, name)), read=True)
                         self._follow(vars(one)[name])
+            elif of_torch and type(forward := vars(one).get("forward")) is types.FunctionType:
+                self._note(Lookup(kind, "forward", self._text(kind, "forward")), read=True)
+                self._replaceable(forward)
 
     # -- what was noted ---------------------------------------------------------------------------------------------------
 
     def _note(self, location: Location, *, read: bool) -> None:
-        self._places.note(location, read=read, of_library=self.of_library)
+        if not self._places.note(location, read=read, of_library=self.of_library):
+            return
+        value = location.value()
+        if type(value) in _TRANSPARENT or value is MISSING or isinstance(location, Contents):
+            return
+        self._places.leads(location.key, value)
+        self._follow(value)
+        if state_of(value) is not None and not any(value is one for one in _standard_streams()):
+            self._note(Stream(value, location.text), read=False)
 
-    def settle(self, followed: Callable[[], Collection[int]]) -> tuple[list[Location], list[str]]:
+    def settle(self, followed: Callable[[], Collection[int]]) -> tuple[list[Location], list[Change]]:
         """See :meth:`~torch_compat.step.guards.noted_places.NotedPlaces.settle`."""
         self._walked.clear()
         return self._places.settle(followed)
@@ -744,6 +842,10 @@ class Observation:
 def _statements(source: Any) -> Any:
     """Source as ``compile`` takes it: ``eval`` allows blanks before an expression."""
     return source.lstrip(" \t") if isinstance(source, str) and "\n" not in source.strip() else source
+
+
+def _standard_streams() -> tuple[Any, ...]:
+    return sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__
 
 
 def _class_of(*args: Any) -> Any:

@@ -10,16 +10,12 @@ import functools
 import io
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
-from torch_compat.step.values.generators import same_state, set_state, state_of, use_of
 from torch_compat.step.values.mocks import is_mock_class
 from torch_compat.step.values.user_objects import is_user_class, is_user_object
 from xlatrain.bridge.errors import CaptureError, user_line
-
-if TYPE_CHECKING:
-    from torch_compat.step.values.names import Name
 
 _DEPTH = 3
 _LARGE = 64  # entries
@@ -68,60 +64,10 @@ def refuse(text: str) -> NoReturn:
     )
 
 
-class OneShotObject:
-    """A stand-in for a one-shot object while a step is captured.
-
-    Args:
-        text: its name, as a user knows it.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.__dict__["_text"] = text
-
-    def __getattr__(self, name: str) -> Any:
-        refuse(self._text)
-
-    def __iter__(self) -> Any:
-        refuse(self._text)
-
-    def __next__(self) -> Any:
-        refuse(self._text)
-
-
 @contextlib.contextmanager
-def unused(step: str, names: Sequence[tuple[Name, Any]]) -> Iterator[None]:
-    """Keep ``step`` in the block from taking from iterators, drawing from generators, writing to files of these names.
-
-    Args:
-        names: and their values.
-
-    Raises:
-        CaptureError: it did; generators, and files in memory, are where they were.
-    """
-    streams = [(name.text, value, state) for name, value in names if (state := state_of(value)) is not None]
-    iterators = [(name, value) for name, value in names if is_consumed(value)]
-    for name, _ in iterators:
-        name.assign(OneShotObject(name.text))
-    try:
-        yield
-    finally:
-        for name, value in iterators:
-            name.assign(value)
-        used = [(text, one, state) for text, one, state in streams if not same_state(state_of(one), state)]
-        for _, generator, state in used:
-            set_state(generator, state)
-    for text, generator, _ in used:
-        raise CaptureError(
-            f"{step} {use_of(generator, text)}, which a compiled step would do only once. Keep a generator as an attribute of "
-            "the module (self.rng), where draws of single numbers are made anew for every step, or draw with torch (torch.rand, "
-            "…); use a file in a hook."
-        )
-
-
-@contextlib.contextmanager
-def emptied(caches: Sequence[Any]) -> Iterator[None]:
+def emptied() -> Iterator[None]:
     """Empty the caches of ``functools.cache`` that a capture fills with tensors without values, at its end."""
-    _FILLED.append({cache: cache.cache_info().misses for cache in caches})
+    _FILLED.append({})
     try:
         yield
     finally:
@@ -130,6 +76,12 @@ def emptied(caches: Sequence[Any]) -> Iterator[None]:
 
 
 _FILLED: list[dict[Any, int]] = []
+
+
+def note_cache(cache: Any) -> None:
+    """A function that keeps its results may be called in a capture."""
+    if _FILLED:
+        _FILLED[-1].setdefault(cache, cache.cache_info().misses)
 
 
 def forget_cached() -> None:

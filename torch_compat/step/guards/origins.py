@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import types
@@ -16,6 +17,7 @@ LIBRARIES = frozenset(
 NO_NOTES = LIBRARIES | {"torchgen", "functorch", "sympy", "mpmath", "triton", "numba", "pytest", "_pytest", "typing_extensions"}
 """Packages whose source is not rewritten, besides Python's own."""
 _HEAP_TYPE = 1 << 9
+_IMPORTS = ("IMPORT_NAME",)
 
 
 def is_library(module: str) -> bool:
@@ -37,6 +39,21 @@ def is_of_user(kind: type) -> bool:
     """Whether the methods of a class are the user's: of data sets, too, whose attributes are data."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return kind.__module__ == "__main__" if file is None else is_user_file(file)
+
+
+def is_noted(function: types.FunctionType) -> bool:
+    """Whether a function gets notes, if its source is there."""
+    return is_user_file(function.__code__.co_filename) or is_third_party(str(function.__globals__.get("__name__", "")))
+
+
+def is_house(module: str) -> bool:
+    """Whether a module is of these packages."""
+    return module.partition(".")[0] in ("torch_compat", "xlatrain")
+
+
+def is_heap_type(kind: type) -> bool:
+    """Whether a class can get attributes."""
+    return bool(kind.__flags__ & _HEAP_TYPE)
 
 
 def is_ours(function: types.FunctionType) -> bool:
@@ -71,6 +88,25 @@ def names_of(code: types.CodeType) -> frozenset[str]:
     """Names of globals and attributes in a function, and in those inside of it."""
     inner = [names_of(one) for one in code.co_consts if isinstance(one, types.CodeType)]
     return frozenset(code.co_names).union(*inner)
+
+
+@functools.lru_cache(maxsize=4096)
+def globals_of(code: types.CodeType) -> frozenset[str]:
+    """Names of globals in a function, and in those inside of it, also of those that it assigns."""
+    inner = [globals_of(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    own = {
+        one.argval
+        for one in dis.get_instructions(code)
+        if one.opname.endswith(("_GLOBAL", "_NAME")) and one.opname not in _IMPORTS
+    }
+    return frozenset(own).union(*inner)
+
+
+@functools.lru_cache(maxsize=4096)
+def imports_of(code: types.CodeType) -> frozenset[str]:
+    """Modules that a function, or one inside of it, imports itself."""
+    inner = [imports_of(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME").union(*inner)
 
 
 def texts_of(code: types.CodeType) -> Iterator[str]:

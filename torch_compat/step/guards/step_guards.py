@@ -1,15 +1,14 @@
 """All that the steps of one module assume of the host, behind one interface.
 
-Six detectors find changes, each what the others cannot see:
+Five detectors find changes, each what the others cannot see:
 
 - attributes that are assigned: :class:`~torch_compat.step.guards.attribute_guards.AttributeGuards`;
 - contents of containers and plain objects in attributes: its :class:`~torch_compat.step.guards.fingerprints.Fingerprint`;
 - attributes changed past ``setattr``: its :class:`~torch_compat.step.guards.identity_check.IdentityCheck`;
 - modules and hooks: :class:`~torch_compat.step.guards.module_structure.ModuleStructure`;
-- globals, closures, class attributes: :class:`~torch_compat.step.guards.global_guards.GlobalGuards`;
-- all else that the step's Python was seen to read: its :class:`~torch_compat.step.guards.locations.Locations`.
+- all else that the step's Python was seen to read: :class:`~torch_compat.step.guards.place_guards.PlaceGuards`.
 
-What the first three find selects a program (:meth:`StepGuards.key`). What the last three find need not matter to the step: in
+What the first three find selects a program (:meth:`StepGuards.key`). What the last two find need not matter to the step: in
 another :meth:`StepGuards.state` its Python runs again, and a program is made only if it does something else.
 """
 
@@ -23,7 +22,7 @@ import torch
 
 from torch_compat.step.effects.effects import Effects
 from torch_compat.step.guards.attribute_guards import AttributeGuards
-from torch_compat.step.guards.global_guards import GlobalGuards
+from torch_compat.step.guards.place_guards import PlaceGuards
 from torch_compat.step.host.scalars import ScalarTracer
 from xlatrain.bridge.jax_function import CallsJax
 
@@ -46,18 +45,18 @@ class StepGuards:
         changed: Callable[[], Collection[int]] = frozenset,
     ) -> None:
         self._attributes = AttributeGuards(module, roots)
-        self._globals = GlobalGuards(module, roots, self._attributes.values, changed)
+        self._places = PlaceGuards(module, roots, self._attributes.watched, changed)
         self._restructured = restructured
         self._jax = [one for one in module.modules() if isinstance(one, CallsJax)]
 
     def add_function(self, step: str, function: Callable[..., Any]) -> None:
         """Take ``function`` for the step, which is no method of the module's."""
-        self._globals.add_function(step, function)
+        self._places.add_function(step, function)
 
     def forget(self, step: str) -> None:
         """Let go of what is known of a step that is no more."""
         self._attributes.forget(step)
-        self._globals.forget(step)
+        self._places.forget(step)
 
     def following(self) -> contextlib.AbstractContextManager[None]:
         """The context of a whole run: what the host assigns to modules is followed."""
@@ -67,7 +66,7 @@ class StepGuards:
 
     def refresh(self, step: str) -> None:
         """Find what was changed since the last step in ways that are not followed; :meth:`state` does the rest."""
-        if self._globals.structure_changed():
+        if self._places.structure_changed():
             self._attributes.find_owners()
             self._restructured()
         self._attributes.refresh(step)
@@ -87,15 +86,15 @@ class StepGuards:
 
     def state(self, step: str) -> int:
         """The number of the present state of what the step reads outside of the module; another may need another program."""
-        return self._globals.key(step)
+        return self._places.key(step)
 
     def comparable(self, step: str, before: int, now: int) -> bool:
-        """See :meth:`GlobalGuards.comparable`."""
-        return self._globals.comparable(step, before, now)
+        """See :meth:`PlaceGuards.comparable`."""
+        return self._places.comparable(step, before, now)
 
     def count_state(self, step: str, *, same: bool) -> None:
-        """Count whether ``step`` does the same in the present state as before; see :meth:`GlobalGuards.count_state`."""
-        self._globals.count_state(step, same=same)
+        """Count whether ``step`` does the same in the present state as before; see :meth:`PlaceGuards.count_state`."""
+        self._places.count_state(step, same=same)
 
     def facts(self, step: str) -> dict[str, str]:
         """The facts that ``step`` depends on, for people: a name as a user writes it → its value."""
@@ -110,9 +109,9 @@ class StepGuards:
         Gives, filled on leaving: name → what it stands for, of the containers and objects whose contents the step has changed.
 
         Raises:
-            ChangedSurroundingsError, CaptureError: see :meth:`GlobalGuards.taken_back`.
+            ChangedSurroundingsError, CaptureError: see :meth:`PlaceGuards.taken_back`.
         """
-        with self._globals.taken_back(step) as changed, self._attributes.capturing(step):
+        with self._places.taken_back(step) as changed, self._attributes.capturing(step):
             yield changed
 
     def reading(self, tracer: ScalarTracer, numbers: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
@@ -129,7 +128,7 @@ class StepGuards:
         Raises:
             ChangedSurroundingsError: by name.
         """
-        self._globals.refuse_changes(step, changed)
+        self._places.refuse_changes(step, changed)
 
     def promote(self, step: str) -> None:
         """Make inputs of ``step`` of the numbers that it reads and the host has changed, instead of guards on their values."""
@@ -143,11 +142,11 @@ class StepGuards:
 
     def skip_own(self, step: str, effects: Effects, changed: Mapping[str, Any]) -> None:
         """Leave what ``step`` itself fills out of :meth:`state`; ``changed``: name → object that steps may change."""
-        self._globals.skip(step, effects.containers(changed), effects.entries(changed))
+        self._places.skip(step, effects.containers(changed), effects.entries(changed))
 
     def deciding(self, step: str, effects: Effects) -> Collection[Any]:
         """The containers on whose contents the effects of ``step`` may depend, as it looks at them."""
-        return effects.depend_on(self._globals.looked_at(step))
+        return effects.depend_on(self._places.looked_at(step))
 
     def carried(
         self, step: str, effects: Effects, constants: Collection[torch.Tensor], caches: Collection[tuple[str, str]]
