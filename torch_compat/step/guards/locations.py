@@ -487,7 +487,7 @@ class Locations:
         self.structure = structure
         self.late: Large | None = None
         self.marks = [(one, one.now()) for one in found]
-        self._entries = [pair for pair in self.marks if isinstance(pair[0], Entry) and isinstance(pair[0].owner, dict)]
+        self._entries = [pair for pair in self.marks if isinstance(pair[0], Entry) and _is_asked(pair[0].owner)]
         self._lookups = [pair for pair in self.marks if _is_in_class(pair[0])]
         self._functions = [one.owner for one, _ in self.marks if isinstance(one, Function)]
         self._parts = list(itertools.chain.from_iterable(map(_PARTS, self._functions)))
@@ -528,7 +528,7 @@ class Locations:
         )
 
     def changed(self) -> bool:
-        if self._held.changed() or any(map(operator.contains, *self._absent)):
+        if self._held.changed() or any(map(dict.__contains__, *self._absent)):
             if any(one.now() != before for one, before in (*self._entries, *self._lookups)):
                 return True
             self._hold()
@@ -562,6 +562,11 @@ class Locations:
             elif is_variable(one) and isinstance(value := one.value(), torch.Tensor | torch.nn.Module):
                 found[one.key] = id(value)
         return found
+
+
+def _is_asked(holder: Any) -> bool:
+    """Whether a dict is only asked by ``holder[name]``, and makes no entry."""
+    return isinstance(holder, dict) and not hasattr(type(holder), "__missing__")
 
 
 def _is_in_class(place: Location) -> bool:

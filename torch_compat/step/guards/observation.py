@@ -94,7 +94,7 @@ from xlatrain.bridge.capture.stand_ins import class_of, stood_for
 from xlatrain.bridge.errors import is_user_file, user_line
 
 _DEPTH = 6
-_MOST = 1000  # entries
+_HELD = 100  # entries: more are data, and no functions
 _WIDEST = 2000  # objects below one that is read as a whole
 _TRANSPARENT = frozenset({*VALUES, *OF_THE_STEP})
 _OPAQUE = (
@@ -162,7 +162,7 @@ class Observation:
 
     def _follow_held(self, value: Any, depth: int) -> None:
         if isinstance(value, dict | list | tuple | set):
-            if depth < _NESTED and 0 < len(value) <= _MOST:
+            if depth < 2 and 0 < len(value) <= _HELD:
                 for one in value.values() if isinstance(value, dict) else value:
                     self._follow_held(one, depth + 1)
         elif not isinstance(value, torch.Tensor):
@@ -190,7 +190,7 @@ class Observation:
         for key in defaults:
             self._note(Entry(defaults, key, f"{key} (a default of {name})"), read=True)
         for value in self._surroundings(function):
-            self._follow(value)
+            self._follow_found(value)
 
     def _surroundings(self, function: types.FunctionType) -> Iterator[Any]:
         """Note the variables that a function's code names, outside of it; gives what is in them."""
@@ -780,6 +780,14 @@ class Observation:
             self._follow_class(type(value))
         return False
 
+    def _follow_found(self, value: Any) -> None:
+        """What may be called by code that has no notes: the user's own. Others get theirs when they are called."""
+        if isinstance(value, types.FunctionType):
+            if is_user_file(value.__code__.co_filename):
+                self._follow_function(value)
+        elif not isinstance(value, type) or is_user_class(value) or is_of_user(value):
+            self._follow(value)
+
     def _follow_function(self, function: types.FunctionType) -> bool:
         """A function gets notes; whether it has some now."""
         file = function.__code__.co_filename
@@ -829,7 +837,10 @@ class Observation:
         if type(value) in _TRANSPARENT or value is MISSING or isinstance(location, Contents):
             return
         self._places.leads(location.key, value)
-        self._follow(value)
+        if isinstance(location, Lookup):
+            self._follow(value)
+        else:
+            self._follow_found(value)
         if state_of(value) is not None and not any(value is one for one in _standard_streams()):
             self._note(Stream(value, location.text), read=False)
 
