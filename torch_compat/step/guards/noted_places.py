@@ -24,7 +24,6 @@ from torch_compat.step.guards.locations import (
     Item,
     Key,
     Location,
-    Lookup,
     Opaque,
     Stream,
     Variable,

@@ -57,7 +57,6 @@ from torch_compat.step.guards.locations import (
     Member,
     Opaque,
     Result,
-    Stream,
     Values,
     Variable,
     entries_of,
@@ -86,7 +85,6 @@ from torch_compat.step.guards.origins import (
 from torch_compat.step.guards.parameter_hooks import called_by_autograd
 from torch_compat.step.host.host_future import as_float
 from torch_compat.step.host.scalars import HostScalar
-from torch_compat.step.values.generators import state_of
 from torch_compat.step.values.marks import has_contents, inside, slots
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import attributes_of, is_user_class
@@ -841,8 +839,6 @@ class Observation:
             self._follow(value)
         else:
             self._follow_found(value)
-        if state_of(value) is not None and not any(value is one for one in _standard_streams()):
-            self._note(Stream(value, location.text), read=False)
 
     def settle(self, followed: Callable[[], Collection[int]]) -> tuple[list[Location], list[Change]]:
         """See :meth:`~torch_compat.step.guards.noted_places.NotedPlaces.settle`."""
@@ -853,10 +849,6 @@ class Observation:
 def _statements(source: Any) -> Any:
     """Source as ``compile`` takes it: ``eval`` allows blanks before an expression."""
     return source.lstrip(" \t") if isinstance(source, str) and "\n" not in source.strip() else source
-
-
-def _standard_streams() -> tuple[Any, ...]:
-    return sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__
 
 
 def _class_of(*args: Any) -> Any:
