@@ -1,4 +1,4 @@
-"""What functions look at, by their source: all with which they do more than to fill it."""
+"""Looks of functions, by their source: at all with which they do more than to fill it."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Observation:
                 self._follow_held(hook, 0)
 
     def _follow_root(self, one: Any) -> None:
-        """What it holds may be called by code that has no notes: hooks, activations."""
+        """Follow what an object holds that code without notes may call: hooks, activations."""
         self._follow_class(type(one))
         for held in list(vars(one).values()):
             self._follow_held(held, 0)
@@ -779,7 +779,7 @@ class Observation:
         return False
 
     def _follow_found(self, value: Any) -> None:
-        """What may be called by code that has no notes: the user's own. Others get theirs when they are called."""
+        """Follow what code without notes may call, if it is of the user's own. Other functions get notes when they are called."""
         if isinstance(value, types.FunctionType):
             if is_user_file(value.__code__.co_filename):
                 self._follow_function(value)
