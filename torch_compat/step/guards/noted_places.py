@@ -43,6 +43,7 @@ _OF_STREAMS = (
     "draw with torch (torch.rand, …); use a file in a hook."
 )
 _NOT_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, types.ModuleType)
+_CAPTURES = ("torch_compat.step.", "xlatrain.bridge.")
 OF_THE_STEP = (FakeTensor, FunctionalTensor, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
 
 
@@ -272,5 +273,7 @@ def _standard_streams() -> tuple[Any, ...]:
 
 def stands_in(value: Any) -> bool:
     """Whether a value is there only while a step is captured: a traced value, or a function that records its calls."""
+    if type(value) is types.MethodType and isinstance(value.__func__, types.FunctionType):
+        return value.__func__.__globals__.get("__name__", "").startswith(_CAPTURES)  # a method of ours may be the user's to call
     ours = type(value) is types.FunctionType and is_library(value.__globals__.get("__name__", ""))
     return type(value) in OF_THE_STEP or (ours and value.__globals__["__name__"].startswith(("torch_compat.", "xlatrain.")))
