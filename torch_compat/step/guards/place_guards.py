@@ -242,7 +242,7 @@ class _Followed:
         self.places = places
         fingerprint = (places.structure, frozenset(parts.items()))
         # Where nothing has changed but what is compared, it is the state of before.
-        as_before = outgrown is not None and outgrown.structure is places.structure and not outgrown.changed()
+        as_before = outgrown is not None and outgrown.structure is places.structure and _are_as_before(outgrown, parts)
         self.state = self._numbers.setdefault(fingerprint, self.state if as_before else len(self.tensors))
         self._kept.append(places)
         if self.state == len(self.tensors):
@@ -281,3 +281,8 @@ class _Followed:
                 "the step. It is not looked at any longer: should the step depend on it, keep what it reads as an attribute of "
                 "the module (self.…), or run eagerly (XLATRAIN_EXECUTOR=eager)"
             )
+
+
+def _are_as_before(outgrown: Locations, parts: Mapping[Key, Hashable]) -> bool:
+    """Whether places look as they did when they were compared last, by their marks: those of large places are shared."""
+    return all((parts[one.key] if one.key in parts else one.now()) == mark for one, mark in outgrown.marks)
