@@ -19,8 +19,8 @@ from torch_compat.step.values.user_objects import is_user_object
 from xlatrain.bridge.errors import CaptureError
 
 STEP = "a step"
-TABLE = [0.0] * 5000
-ARRAY = np.zeros(100_000, np.float32)
+TABLE = [0.0] * 300_000
+ARRAY = np.zeros(4_800_000, np.float32)
 GAPS = np.array([1.0, np.nan])  # equal to nothing, not even to itself
 FOREIGN = PretrainedConfig()
 FOREIGN.nested = {"deep": [1]}  # pyright: ignore[reportAttributeAccessIssue]
@@ -144,14 +144,22 @@ def test_changes_of_installed_objects_are_seen_at_once_and_those_for_nothing_no_
 @pytest.mark.parametrize("large", [TABLE, ARRAY], ids=["list", "array"])
 def test_large_tables_are_compared_now_and_then_and_a_late_change_is_an_error(large: Any) -> None:
     guards = around(lambda: (sum(large), len(GAPS)))
-    before, *_ = states(guards, 3)
+    before, *_ = states(guards, 4)
     large[7] += 1.0
-    seen = states(guards, 200)
+    seen = states(guards, 4)
     assert seen[0] == before and seen[-1] != before and len(set(seen)) == 2
     with pytest.raises(ChangedSurroundingsError, match="entries, of which some were changed in place") as raised:
         guards.count_state(STEP, same=False)
     assert not raised.value.recoverable
     large[7] = 0.0
+
+
+def test_smaller_ones_are_compared_at_each_look() -> None:
+    table = [0.0] * 90_000
+    guards = around(lambda: sum(table))
+    before, *_ = states(guards, 3)
+    table[7] += 1.0
+    assert before not in states(guards, 1)
 
 
 def test_another_length_of_a_large_table_is_seen_at_once() -> None:

@@ -18,14 +18,13 @@ import torch
 
 from torch_compat.step.guards.identity_check import IdentityCheck
 from torch_compat.step.values.generators import same_state, set_state, state_of
-from torch_compat.step.values.marks import PLAIN, contents, holds_the_same, inside, mark, of_result
+from torch_compat.step.values.marks import PLAIN, contents, holds_the_same, inside, mark, of_result, slots
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import attributes_of
 
 Key = tuple[str, int, Any]
 LARGE = 1000  # entries: more are compared now and then only
-_OFTEN = 250  # entries that are compared at each look, on an average
-_MOST = 100_000  # entries below a container: more are data
+_MOST = 100_000  # entries below a container, compared at each look: more are data
 _ENTRY = 64  # bytes of an array that count as one
 _DEPTH = 8
 _HEAP_TYPE = 1 << 9
@@ -33,6 +32,7 @@ _FEW = 256  # bytes of a tensor
 _SHARED = 1 << 22  # of one that shares its memory
 _IN_MEMORY = (memoryview, *ctypes.c_double.__bases__, ctypes.Array, ctypes.Structure, ctypes.Union)
 _PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_ORDER = operator.attrgetter("__mro__")
 
 
 class Location:
@@ -131,11 +131,21 @@ class Contents(Location):
         return contents(self.owner)
 
     def keep(self) -> Any:
-        return _copy(self.owner)
+        return (_copy(self.owner), dict(attributes_of(self.owner) or {}), _in_slots(self.owner))
 
     def restore(self, kept: Any) -> None:
-        if kept is not None and not isinstance(self.owner, tuple):
-            put_back(self.owner, kept)
+        copy, attributes, in_slots = kept
+        if copy is not None and not isinstance(self.owner, tuple):
+            put_back(self.owner, copy)
+        if (held := attributes_of(self.owner)) is not None:
+            put_back(held, attributes)
+        for name, value in in_slots.items():
+            if getattr(self.owner, name, MISSING) is not value:
+                setattr(self.owner, name, value)
+
+
+def _in_slots(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in slots(type(value)) if hasattr(value, name)}
 
 
 class Large(Contents):
@@ -170,7 +180,7 @@ class Large(Contents):
     @property
     def every(self) -> int:
         """The number of looks for each comparison of all entries; another length is seen at each."""
-        return self.size // _OFTEN if self.size > LARGE else 1
+        return max(1, self.size // _MOST)
 
     def differs(self, look: int) -> bool:
         """Whether anything was found to have changed, at this look of many."""
@@ -493,6 +503,8 @@ class Locations:
         self._parts = list(itertools.chain.from_iterable(map(_PARTS, self._functions)))
         self._objects = [one.owner for one, _ in self.marks if isinstance(one, Kind)]
         self._kinds = list(map(type, self._objects))
+        self._classes = list({id(one.owner): one.owner for one, _ in self._lookups}.values())
+        self._orders = list(map(_ORDER, self._classes))
         self._large = [one for one, _ in self.marks if isinstance(one, Large)]
         self._looks = 0
         apart = {id(one) for one, _ in (*self._entries, *self._lookups)}
@@ -536,6 +548,11 @@ class Locations:
             return True
         if not all(map(operator.is_, map(type, self._objects), self._kinds)):
             return True
+        if not all(map(operator.is_, map(_ORDER, self._classes), self._orders)):  # other bases
+            if any(one.now() != before for one, before in self._lookups):
+                return True
+            self._orders = list(map(_ORDER, self._classes))
+            self._hold()
         for one, before in self._others:
             if one.now() != before:
                 return True

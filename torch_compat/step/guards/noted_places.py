@@ -6,7 +6,7 @@ import functools
 import gc
 import sys
 import types
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -93,9 +93,11 @@ class NotedPlaces:
         """
         key = location.key
         if key not in self._first:
-            before = self._before(location)
-            if type(before) is Same and not self._meet(before.value, location, of_library=of_library):
+            if stands_in(location.value()):
                 return False
+            before = self._before(location)
+            if type(before) is Same:
+                self._meet(before.value, location, of_library=of_library)
             self._first[key] = (location, before, location.keep())
             if of_library:
                 self._of_libraries.add(key)
@@ -114,15 +116,12 @@ class NotedPlaces:
         """``held`` has the attributes of ``owner``."""
         self._objects[id(held)] = id(owner), type(owner)
 
-    def _meet(self, value: Any, location: Location, *, of_library: bool) -> bool:
-        """Take note of what gives something else each time that it is asked; whether the place is to be noted."""
-        if stands_in(value):
-            return False
+    def _meet(self, value: Any, location: Location, *, of_library: bool) -> None:
+        """Take note of what gives something else each time that it is asked."""
         if is_iterator(value):
             self.iterators.setdefault(id(value), location.text)
         elif state_of(value) is not None and not any(value is one for one in _standard_streams()):
             self.note(Stream(value, location.text), read=False, of_library=of_library)
-        return True
 
     def _before(self, location: Location) -> Hashable:
         """The mark of a place before the step, as far as it is compared with what it is afterwards."""
@@ -259,12 +258,11 @@ def _held_by(before: Any) -> Iterator[Any]:
 def _held_by_copy(kept: Any, location: Location) -> Iterator[Any]:
     if isinstance(location, Entry | Variable):
         yield kept
-    elif isinstance(kept, tuple):
-        yield from kept
-    elif isinstance(kept, dict):
-        yield from kept.values()
-    elif isinstance(kept, list | set) or type(kept).__name__ == "deque":
-        yield from kept
+    for one in kept if isinstance(location, Contents) else ():
+        if isinstance(one, dict):
+            yield from one.values()
+        elif isinstance(one, tuple | list | set | deque):
+            yield from one
 
 
 def _standard_streams() -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import builtins
 import contextlib
 import enum
 import functools
+import importlib.util
 import io
 import operator
 import os
@@ -107,6 +108,7 @@ _FOLLOWED = frozenset({"current_epoch", "global_step", "is_last_batch", "estimat
 _PATHS = 4096  # characters
 _NESTED = 3  # functions of Python's own library, called by one
 _HOOKS_OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
+_TAKES_FILES = {"load", "loadtxt", "genfromtxt", "fromfile"}
 _CONTAINS = (dict.__contains__, set.__contains__, frozenset.__contains__)
 
 
@@ -200,8 +202,8 @@ class Observation:
         own = builtins.__dict__
         for name in (names - held.keys()) & own.keys():
             self._note(Entry(own, name, f"the builtin {name}"), read=True)
-        for name in imports_of(code) & sys.modules.keys():
-            self._note(Entry(sys.modules, name, f"the module {name}"), read=True)
+        for name, taken in imports_of(code):
+            self._imports(name, taken, held)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             if name == "__class__":
                 continue
@@ -209,6 +211,18 @@ class Observation:
             self._name(found)
             yield found.value()
         yield from function.__defaults__ or ()
+
+    def _imports(self, name: str, taken: Collection[str], held: Mapping[str, Any]) -> None:
+        """A function with these globals imports names from a module."""
+        if name.startswith("."):
+            name = importlib.util.resolve_name(name, held.get("__package__") or str(held.get("__name__")).rpartition(".")[0])
+        module = sys.modules.get(name)
+        if module is None:
+            return
+        self._note(Entry(sys.modules, name, f"the module {name}"), read=True)
+        for one in taken:
+            if one in vars(module):
+                self._name(Entry(vars(module), one, f"{name}.{one}"))
 
     def _name(self, found: Entry | Variable | Lookup) -> None:
         """Note a place that a name leads to."""
@@ -316,6 +330,10 @@ class Observation:
                 self._filled[id(holder)] = f"the contents of a {type(holder).__name__} ({where})"
             text = self._filled[id(holder)]
             self._note(Contents(holder, text) if self._is_small(holder) else Large(holder, text, whole=False), read=False)
+            if not has_contents(type(holder)) and not is_user_class(type(holder)):  # Python's own keep theirs in an attribute
+                for one in inside(holder):
+                    if has_contents(type(one)):
+                        self.fills(one)
 
     def call(self, function: Any) -> Any:
         kind = type(function)
@@ -363,8 +381,10 @@ class Observation:
             return self._asking_setting(function)
         if module.partition(".")[0] == "numpy" or getattr(function, "__name__", "") in TAKES_DATA:
             return self._wrapped(function)
-        if is_library(module) or module.lstrip("_") in OF_FRAMES:
+        if module.lstrip("_") in OF_FRAMES:
             return function
+        if is_library(module):
+            return self._taking(function)
         self._follow(function)
         self.value(function)
         return self._wrapped(function)
@@ -483,6 +503,10 @@ class Observation:
             refuse(self._places.iterators[id(value)])
         if isinstance(value, types.FunctionType | types.MethodType | type | functools.partial):
             self._follow(value)
+        if isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
+            if not isinstance(value.__self__, types.ModuleType | type):
+                self._walk(value.__self__, depth + 1)
+            return
         if isinstance(value, torch.Tensor):
             self._values(value)
             return
@@ -496,7 +520,7 @@ class Observation:
             self._note(Large(value, f"the contents of a {kind.__name__}"), read=True)
             return
         self._follow_class(kind)
-        if not is_user_class(kind) and is_library(kind.__module__) and kind is not np.ndarray:
+        if not is_user_class(kind) and is_library(kind.__module__) and not issubclass(kind, np.ndarray):
             return
         if not has_contents(kind) and attributes_of(value) is None and not slots(kind):
             return
@@ -536,12 +560,14 @@ class Observation:
             return self._called_unseen(called, function, owner)
         if is_library(module) and not is_house(module):
             self._replaceable(function)
-        if is_library(module) and function.__name__ in ("load", "loadtxt", "genfromtxt", "fromfile"):
+        if is_library(module) and function.__name__ in _TAKES_FILES | TAKES_DATA:
             return self._wrapped(called)
-        if is_library(module) or module.partition(".")[0] in OF_FRAMES:
+        if module.partition(".")[0] in OF_FRAMES:
             if module == "logging":
                 self.value(owner)
             return called
+        if is_library(module):
+            return self._taking(called)
         with self._as_library():
             self._unseen(function)
         if owner is not None:
@@ -653,7 +679,7 @@ class Observation:
         if isinstance(owner, torch.Generator | np.random.RandomState) and name in ("initial_seed", "get_state"):
             return self._asking_setting(function)
         if kind in _TRANSPARENT or isinstance(owner, torch.Tensor) or is_library(kind.__module__):
-            return function if kind is not str else self._wrapped(function)
+            return self._taking(function) if kind is not str else self._wrapped(function)
         if isinstance(owner, type):
             self._follow_class(owner)
             return self._wrapped(function)
@@ -697,6 +723,16 @@ class Observation:
                 self._walk(one, 0)
                 if isinstance(one, PurePath) or (type(one) is str and 0 < len(one) < _PATHS and os.path.isfile(one)):
                     self._note(File(str(one), f"the file {one}"), read=True)
+
+        return self._noting(function, note)
+
+    def _taking(self, function: Any) -> Callable[..., Any]:
+        """A function whose code is known to read nothing but what it gets: sizes, lists of tensors."""
+
+        def note(*args: Any, **kwargs: Any) -> None:
+            for one in (*args, *kwargs.values()):
+                if isinstance(one, list | dict | tuple | set | deque | np.ndarray):
+                    self._walk(one, 0)
 
         return self._noting(function, note)
 

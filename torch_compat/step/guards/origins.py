@@ -103,10 +103,19 @@ def globals_of(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def imports_of(code: types.CodeType) -> frozenset[str]:
-    """Modules that a function, or one inside of it, imports itself."""
+def imports_of(code: types.CodeType) -> frozenset[tuple[str, tuple[str, ...]]]:
+    """Modules that a function, or one inside of it, imports itself, with the names that it takes from them.
+
+    A relative one has its dots.
+    """
     inner = [imports_of(one) for one in code.co_consts if isinstance(one, types.CodeType)]
-    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME").union(*inner)
+    read = list(dis.get_instructions(code))
+    own = {
+        ("." * read[index - 2].argval + one.argval, tuple(read[index - 1].argval or ()))
+        for index, one in enumerate(read)
+        if one.opname in _IMPORTS
+    }
+    return frozenset(own).union(*inner)
 
 
 def texts_of(code: types.CodeType) -> Iterator[str]:

@@ -108,7 +108,9 @@ def _of_partial(made: functools.partial[Any]) -> Hashable:
 
 
 def _of_array(held: np.ndarray) -> Hashable:
-    if held.dtype == object or held.nbytes > _LARGE:
+    if held.dtype.hasobject:
+        return (str(held.dtype), held.shape, tuple(map(mark, held.ravel().tolist())))
+    if held.nbytes > _LARGE:
         return (id(held), held.shape, str(held.dtype))
     return (str(held.dtype), held.shape, held.tobytes())
 
@@ -174,6 +176,8 @@ def inside(value: Any) -> Iterator[Any]:
         yield from (*value.args, *value.keywords.values())
     elif isinstance(value, contextvars.ContextVar):
         yield value.get(None)
+    elif isinstance(value, np.ndarray) and value.dtype.hasobject:
+        yield from value.ravel().tolist()
     if isinstance(value, logging.Logger):
         return
     yield from list((attributes_of(value) or {}).values())
