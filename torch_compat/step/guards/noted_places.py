@@ -271,6 +271,8 @@ def _standard_streams() -> tuple[Any, ...]:
 
 def stands_in(value: Any) -> bool:
     """Whether a value is there only while a step is captured: a traced value, or a function that records its calls."""
+    if isinstance(value, classmethod | staticmethod):
+        value = value.__func__
     if type(value) is types.MethodType and isinstance(value.__func__, types.FunctionType):
         return value.__func__.__globals__.get("__name__", "").startswith(_CAPTURES)  # a method of ours may be the user's to call
     ours = type(value) is types.FunctionType and is_library(value.__globals__.get("__name__", ""))

@@ -566,6 +566,8 @@ class Observation:
             if module == "logging":
                 self.value(owner)
             return called
+        if is_house(module):  # what records the calls of a function of Python looks who calls it
+            return self._taking(called) if is_library(function.__module__ or "") and not is_house(function.__module__) else called
         if is_library(module):
             return self._taking(called)
         with self._as_library():
