@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,12 @@ from xlatrain.bridge.errors import CaptureError
 STEP = "a step"
 TABLE = [0.0] * 300_000
 ARRAY = np.zeros(4_800_000, np.float32)
+RANKS = {1.0: 1, 2.0: 2}
+SIZES = [2]
+MANY = [[1.0] for _ in range(3000)]
+DEEPEST: list[Any] = [1.0]
+CHAIN = functools.reduce(lambda inner, _: [inner], range(12), DEEPEST)
+OBJECTS = np.array([1.0, None], object)
 GAPS = np.array([1.0, np.nan])  # equal to nothing, not even to itself
 FOREIGN = PretrainedConfig()
 FOREIGN.nested = {"deep": [1]}  # pyright: ignore[reportAttributeAccessIssue]
@@ -38,6 +45,18 @@ class Named:
 
     def beta_one(self) -> float:
         return HIDDEN
+
+
+class Above:
+    kept_under = 1.0
+
+
+class Below:
+    kept_under = 2.0
+
+
+class Moved(Above):
+    pass
 
 
 class Further(Named):
@@ -59,6 +78,12 @@ class Proxy:
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError("not bound")
+
+
+def imports() -> Any:
+    from torch.utils.data import default_collate
+
+    return default_collate
 
 
 def around(step: Callable[[], Any]) -> PlaceGuards:
@@ -100,7 +125,29 @@ CASES: dict[str, tuple[Callable[[], Any], Any, str, Any]] = {
     "forward of a layer": (lambda: torch.nn.ReLU()(torch.ones(1)), torch.nn.ReLU, "forward", lambda self, x: x),
     "attribute of an installed package's object": (lambda: FOREIGN.nested, vars(FOREIGN), "nested", {}),
     "entry": (lambda: ORDERED["a"], ORDERED, "a", 2.0),
+    "entry that a method of C is given for": (lambda: max([1.0, 2.0], key=RANKS.get), RANKS, 2.0, 0),
+    "size that torch gets": (lambda: torch.zeros(SIZES), SIZES, 0, 3),
+    "list that torch makes a tensor of": (lambda: torch.tensor(SIZES), SIZES, 0, 3),
+    "entry of an array of objects": (lambda: float(OBJECTS[0]), OBJECTS, 0, 2.0),
+    "name that is imported": (imports, torch.utils.data, "default_collate", abs),
+    "base of a class": (lambda: Moved.kept_under, Moved, "__bases__", (Below,)),
 }
+
+
+@contextlib.contextmanager
+def replaced(holder: Any, name: Any, value: Any) -> Iterator[None]:
+    if isinstance(holder, list | np.ndarray):
+        before, holder[name] = holder[name], value
+        yield
+        holder[name] = before
+    elif name == "__bases__":
+        before, holder.__bases__ = holder.__bases__, value
+        yield
+        holder.__bases__ = before
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            (patch.setitem if isinstance(holder, dict) else patch.setattr)(holder, name, value)
+            yield
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -109,11 +156,7 @@ def test_a_change_is_another_state_and_the_way_back_is_none(case: str) -> None:
     guards = around(step)
     before, *rest = states(guards, 3)
     assert rest == [before, before]
-    with pytest.MonkeyPatch.context() as patch:
-        if isinstance(holder, dict):
-            patch.setitem(holder, name, value)
-        else:
-            patch.setattr(holder, name, value)
+    with replaced(holder, name, value):
         assert before not in states(guards, 2)
     assert states(guards, 2) == [before, before]
 
@@ -160,6 +203,19 @@ def test_smaller_ones_are_compared_at_each_look() -> None:
     before, *_ = states(guards, 3)
     table[7] += 1.0
     assert before not in states(guards, 1)
+
+
+@pytest.mark.parametrize(
+    ("step", "holder"),
+    [(lambda: sum(map(sum, MANY)), MANY[2900]), (lambda: repr(CHAIN), DEEPEST)],
+    ids=["the last of thousands", "the end of a chain"],
+)
+def test_what_is_far_away_is_compared_as_one(step: Callable[[], Any], holder: list[float]) -> None:
+    guards = around(step)
+    before, *rest = states(guards, 3)
+    assert rest == [before, before]
+    with replaced(holder, 0, 3.0):
+        assert before not in states(guards, 1)
 
 
 def test_another_length_of_a_large_table_is_seen_at_once() -> None:

@@ -109,6 +109,7 @@ _PATHS = 4096  # characters
 _NESTED = 3  # functions of Python's own library, called by one
 _HOOKS_OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 _TAKES_FILES = {"load", "loadtxt", "genfromtxt", "fromfile"}
+_CONTAINERS = (dict, list, tuple, set, deque, np.ndarray)
 _CONTAINS = (dict.__contains__, set.__contains__, frozenset.__contains__)
 
 
@@ -494,11 +495,11 @@ class Observation:
 
     def _walk(self, value: Any, depth: int) -> None:
         kind = type(value)
-        if kind in _TRANSPARENT or kind is RecordedObject or depth > _DEPTH or id(value) in self._walked:
+        if kind in _TRANSPARENT or kind is RecordedObject or id(value) in self._walked:
             return
-        self._refuse_one_shot(value)
         if value is builtins.__dict__:  # in the globals of every module; a capture replaces some of them
             return
+        self._refuse_one_shot(value)
         if id(value) in self._places.iterators:
             refuse(self._places.iterators[id(value)])
         if isinstance(value, types.FunctionType | types.MethodType | type | functools.partial):
@@ -506,28 +507,30 @@ class Observation:
         if isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
             if not isinstance(value.__self__, types.ModuleType | type):
                 self._walk(value.__self__, depth + 1)
-            return
-        if isinstance(value, torch.Tensor):
+        elif isinstance(value, torch.Tensor):
             self._values(value)
-            return
-        if isinstance(value, (*_OPAQUE, enum.Enum)) and not issubclass(kind, io.StringIO | io.BytesIO):
+        elif isinstance(value, (*_OPAQUE, enum.Enum)) and not issubclass(kind, io.StringIO | io.BytesIO):
+            self._follow_class(kind)
+        else:
+            self._walk_contents(value, kind, depth)
+
+    def _walk_contents(self, value: Any, kind: type, depth: int) -> None:
+        if not is_user_class(kind) and is_library(kind.__module__) and not issubclass(kind, np.ndarray):
             self._follow_class(kind)
             return
-        if len(self._walked) > _WIDEST:
-            return
-        if not self._is_small(value):
-            self._walked[id(value)] = value
-            self._note(Large(value, f"the contents of a {kind.__name__}"), read=True)
-            return
-        self._follow_class(kind)
-        if not is_user_class(kind) and is_library(kind.__module__) and not issubclass(kind, np.ndarray):
-            return
-        if not has_contents(kind) and attributes_of(value) is None and not slots(kind):
+        held = attributes_of(value)
+        if not has_contents(kind) and held is None and not slots(kind):
+            self._follow_class(kind)
             return
         self._walked[id(value)] = value
+        whole = value if isinstance(value, _CONTAINERS) else held
+        if whole is not None and (not self._is_small(value) or depth > _DEPTH or len(self._walked) > _WIDEST):
+            self._note(Large(whole, f"the contents of a {kind.__name__}"), read=True)
+            return
+        self._follow_class(kind)
         if kind is not tuple and kind is not frozenset:
             self._note(Contents(value, f"the contents of a {kind.__name__}"), read=True)
-        if (held := attributes_of(value)) is not None:
+        if held is not None:
             self._places.has_attributes(value, held)
         for one in inside(value):
             self._places.leads(("contents", id(value), None), one)
@@ -535,8 +538,7 @@ class Observation:
 
     @staticmethod
     def _is_small(value: Any) -> bool:
-        sized = isinstance(value, dict | list | tuple | set | deque | np.ndarray)
-        return not sized or entries_of(value) <= LARGE
+        return not isinstance(value, _CONTAINERS) or entries_of(value) <= LARGE
 
     def _refuse_one_shot(self, value: Any) -> None:
         if id(value) in self._one_shots:
@@ -733,7 +735,7 @@ class Observation:
 
         def note(*args: Any, **kwargs: Any) -> None:
             for one in (*args, *kwargs.values()):
-                if isinstance(one, list | dict | tuple | set | deque | np.ndarray):
+                if isinstance(one, _CONTAINERS):
                     self._walk(one, 0)
 
         return self._noting(function, note)
