@@ -22,7 +22,8 @@ import torch
 
 from torch_compat.step.effects.effects import ObjectPath, outline
 from torch_compat.step.effects.recorder import EffectRecorder
-from torch_compat.step.guards.locations import Attribute, Contents, Entry, File, Item, Kind, Locations, Lookup, Member
+from torch_compat.step.guards.compared_places import Locations
+from torch_compat.step.guards.locations import Attribute, Contents, Entry, File, Item, Kind, Lookup, Member
 from torch_compat.step.guards.observation import Observation
 from torch_compat.step.values.marks import contents, holds_the_same, look, mark, same
 from torch_compat.utilities.parsing import AttributeDict

@@ -30,13 +30,15 @@ _OF_THE_FRAME_ALONE = frozenset({"vars", "dir"})
 
 
 class Observer(Protocol):
-    """The receiver of the notes: it is told about the reads of a step.
+    """The receiver of the notes: it is told about the reads of a step."""
 
-    Attributes:
-        of_library: whether the code that tells it something is of an installed package.
-    """
+    @property
+    def of_library(self) -> bool:
+        """Whether the code that tells it something is of an installed package."""
+        ...
 
-    of_library: bool
+    @of_library.setter
+    def of_library(self, of_library: bool) -> None: ...
 
     def enter(self, key: str) -> None:
         """A function begins."""

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from torch_compat.step.guards.known_functions import AMBIENT
+from torch_compat.step.guards.known_functions import AMBIENT, VALUES
 from torch_compat.step.guards.locations import (
     Ambient,
     Contents,
@@ -24,18 +24,20 @@ from torch_compat.step.guards.locations import (
     Item,
     Key,
     Location,
+    Lookup,
     Opaque,
     Stream,
     Variable,
     is_variable,
 )
-from torch_compat.step.guards.one_shot_objects import is_iterator
+from torch_compat.step.guards.one_shot_objects import is_consumed, is_iterator, refuse
 from torch_compat.step.guards.origins import is_library, is_third_party
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import state_of, use_of
 from torch_compat.step.values.marks import Same, inside, mark
+from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import may_be_followed
 
 _OF_STREAMS = (
@@ -45,6 +47,8 @@ _OF_STREAMS = (
 _NOT_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, types.ModuleType)
 _CAPTURES = ("torch_compat.step.", "xlatrain.bridge.")
 OF_THE_STEP = (FakeTensor, FunctionalTensor, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
+TRANSPARENT = frozenset({*VALUES, *OF_THE_STEP})
+"""Classes of what holds nothing that a step may read besides the value itself."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +72,19 @@ class NotedPlaces:
     """Places as they were when the step first met them.
 
     Args:
+        follow: told about a place that is met for the first time, and the value that is in it.
         kept_changes: the places that earlier runs of the step have changed in installed packages, which is added to.
 
     Attributes:
         iterators: the text of the place where it was found, by the id of an iterator: the step did not make it.
+        of_library: whether code of an installed package meets what is noted now.
     """
 
-    def __init__(self, kept_changes: dict[Key, Location] | None = None) -> None:
+    def __init__(self, follow: Callable[[Location, Any], None], kept_changes: dict[Key, Location] | None = None) -> None:
         self.iterators: dict[int, str] = {}
+        self.of_library = False
+        self._follow = follow
+        self._one_shots: dict[int, str] = {}  # iterators and mocks that names lead to
         self._first: dict[Key, tuple[Location, Hashable, Any]] = {}
         self._guards: set[Key] = set()
         self._of_libraries: set[Key] = set()
@@ -84,29 +93,47 @@ class NotedPlaces:
         self._objects: dict[int, tuple[int, type]] = {}  # whose attributes a dict has
         self._ambient = {id(function): mark(function()) for function in AMBIENT}
 
-    def note(self, location: Location, *, read: bool, of_library: bool) -> bool:
-        """Note a place; how it looks counts only where it is met for the first time, which is what is given.
+    def note(self, location: Location, *, read: bool) -> None:
+        """Note a place; how it looks counts only where it is met for the first time.
 
         Args:
             read: whether the step depends on what is there, rather than only changes it.
-            of_library: whether code of an installed package has met it.
         """
         key = location.key
-        if key not in self._first:
-            if stands_in(location.value()):
-                return False
-            before = self._before(location)
-            if type(before) is Same:
-                self._meet(before.value, location, of_library=of_library)
-            self._first[key] = (location, before, location.keep())
-            if of_library:
-                self._of_libraries.add(key)
-            if read:
-                self._guards.add(key)
-            return True
-        if not of_library:
-            self._of_libraries.discard(key)
-        return False
+        if key in self._first:
+            if not self.of_library:
+                self._of_libraries.discard(key)
+            return
+        value = location.value()
+        if stands_in(value):
+            return
+        before = self._before(location)
+        if type(before) is Same:
+            self._meet(before.value, location)
+        self._first[key] = (location, before, location.keep())
+        if self.of_library:
+            self._of_libraries.add(key)
+        if read:
+            self._guards.add(key)
+        if type(value) not in TRANSPARENT and value is not MISSING and not isinstance(location, Contents):
+            self.leads(key, value)
+            self._follow(location, value)
+
+    def name(self, location: Entry | Variable | Lookup) -> None:
+        """Note a place that a name leads to."""
+        self.note(location, read=True)
+        value = location.value()
+        if is_consumed(value):
+            self._one_shots[id(value)] = location.text
+
+    def refuse_one_shot(self, value: Any) -> None:
+        """Refuse an iterator or a mock that a name leads to.
+
+        Raises:
+            CaptureError: by name.
+        """
+        if id(value) in self._one_shots:
+            refuse(self._one_shots[id(value)])
 
     def leads(self, key: Key, value: Any) -> None:
         """``value`` was found at a place."""
@@ -116,12 +143,12 @@ class NotedPlaces:
         """``held`` has the attributes of ``owner``."""
         self._objects[id(held)] = id(owner), type(owner)
 
-    def _meet(self, value: Any, location: Location, *, of_library: bool) -> None:
+    def _meet(self, value: Any, location: Location) -> None:
         """Take note of what gives something else each time that it is asked."""
         if is_iterator(value):
             self.iterators.setdefault(id(value), location.text)
         elif state_of(value) is not None and not any(value is one for one in _standard_streams()):
-            self.note(Stream(value, location.text), read=False, of_library=of_library)
+            self.note(Stream(value, location.text), read=False)
 
     def _before(self, location: Location) -> Hashable:
         """The mark of a place before the step, as far as it is compared with what it is afterwards."""
@@ -273,7 +300,7 @@ def stands_in(value: Any) -> bool:
     """Whether a value is there only while a step is captured: a traced value, or a function that records its calls."""
     if isinstance(value, classmethod | staticmethod):
         value = value.__func__
-    if type(value) is types.MethodType and isinstance(value.__func__, types.FunctionType):
-        return value.__func__.__globals__.get("__name__", "").startswith(_CAPTURES)  # a method of ours may be the user's to call
+    if type(value) is types.MethodType and isinstance(function := value.__func__, types.FunctionType):
+        return str(function.__globals__.get("__name__", "")).startswith(_CAPTURES)  # a method of ours may be the user's to call
     ours = type(value) is types.FunctionType and is_library(value.__globals__.get("__name__", ""))
     return type(value) in OF_THE_STEP or (ours and value.__globals__["__name__"].startswith(("torch_compat.", "xlatrain.")))

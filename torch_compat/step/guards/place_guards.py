@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from torch_compat.step.guards.locations import Contents, Entry, Item, Key, Large, Location, Locations
+from torch_compat.step.guards.compared_places import Locations
+from torch_compat.step.guards.locations import Contents, Entry, Item, Key, Large, Location
 from torch_compat.step.guards.looks import looked_at
 from torch_compat.step.guards.module_structure import ModuleStructure
 from torch_compat.step.guards.observation import Observation

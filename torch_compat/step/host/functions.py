@@ -104,7 +104,7 @@ def _reading_only(calls: HostCalls, function: Callable[..., Any]) -> Callable[..
 
 _BETWEEN = frozenset(
     {vars(sys.modules[kind.__module__])["__file__"] for kind in (Path, type(Path()))}
-    | {f"{Path(__file__).parents[1]}/guards/observation.py"}
+    | {f"{Path(__file__).parents[1]}/guards/called_functions.py"}
 )
 """Files of what the user's own code may call to have ``open`` called."""
 

@@ -1,0 +1,375 @@
+"""Calls by user code: what a function reads of what it gets, where it has no notes itself."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import enum
+import functools
+import operator
+import os
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_compat.step.guards.followed_functions import FollowedFunctions
+from torch_compat.step.guards.instrumented import Instrumented
+from torch_compat.step.guards.known_functions import (
+    ASKS_ATTRIBUTE,
+    ASKS_NOTHING,
+    CHANGES,
+    FILLS,
+    IS_AMBIENT,
+    NO_STATE,
+    OF_FILES,
+    OF_FRAMES,
+    ONLY_FILLS,
+    READS_FILES,
+    SETS_ATTRIBUTE,
+    TAKES_DATA,
+    VALUES,
+    is_plain,
+    is_setting,
+)
+from torch_compat.step.guards.locations import Ambient, Contents, Entry, File, Opaque, Result, static_lookup, text_of
+from torch_compat.step.guards.met_values import CONTAINERS, MetValues
+from torch_compat.step.guards.noted_places import TRANSPARENT, NotedPlaces
+from torch_compat.step.guards.one_shot_objects import keep_cached
+from torch_compat.step.guards.origins import (
+    is_generated,
+    is_house,
+    is_in_python,
+    is_library,
+    is_third_party,
+    names_of,
+    texts_of,
+)
+from torch_compat.step.host.host_future import as_float
+from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.values.marks import has_contents
+from torch_compat.step.values.names import MISSING
+from torch_compat.step.values.user_objects import is_user_class
+from xlatrain.bridge.capture.stand_ins import class_of, stood_for
+
+_PATHS = 4096  # characters
+_TAKES_FILES = frozenset({"load", "loadtxt", "genfromtxt", "fromfile"})
+
+
+class CalledFunctions:
+    """The functions that user code calls.
+
+    Args:
+        places: that are noted.
+        functions: that get notes.
+        values: that they get.
+        instrumented: whose code a call stops for as long as it is looked at.
+    """
+
+    def __init__(self, places: NotedPlaces, functions: FollowedFunctions, values: MetValues, instrumented: Instrumented) -> None:
+        self._places = places
+        self._functions = functions
+        self._values = values
+        self._instrumented = instrumented
+        self._traced_caches: set[Any] = set()
+
+    def call(self, function: Any) -> Any:
+        kind = type(function)
+        self._places.refuse_one_shot(function)
+        if kind is types.FunctionType:
+            return self._called(function, None)
+        if kind is types.MethodType:
+            inner, owner = function.__func__, function.__self__
+            self._functions.follow_class(type(owner))
+            in_python = type(inner) is types.FunctionType
+            return self._called(inner, owner, function) if in_python else self._method_in_c(function, owner)
+        if function is type:
+            return _class_of
+        if function is isinstance or function is issubclass:
+            return self._asking_class(function)
+        if function is float:
+            return as_float
+        if isinstance(function, torch.nn.Module):
+            self._functions.follow_class(kind)
+            return function
+        if id(function) in ASKS_NOTHING or kind in TRANSPARENT:
+            return function
+        if isinstance(function, type):
+            self._functions.follow_class(function)
+            self._functions.follow_class(type(function))
+            return function if is_user_class(function) or is_library(function.__module__) else self._wrapped(function)
+        if is_user_class(kind):
+            self._functions.follow_class(kind)
+            return function
+        if isinstance(function, functools._lru_cache_wrapper):
+            return self._cached(function)
+        owner = getattr(function, "__self__", None)
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            return self._method_in_c(function, owner)
+        return self._function_in_c(function)
+
+    def _function_in_c(self, function: Any) -> Any:
+        if id(function) in IS_AMBIENT:
+            self._places.note(Ambient(function, f"{function.__module__}.{function.__name__}()"), read=True)
+            return function
+        if getattr(function, "__name__", "") in READS_FILES and function.__module__ in OF_FILES:
+            return self._reading(function, None)
+        module = getattr(function, "__module__", None) or ""
+        if is_setting(module, function):
+            return self._asking_setting(function)
+        if module.partition(".")[0] == "numpy" or getattr(function, "__name__", "") in TAKES_DATA:
+            return self._wrapped(function)
+        if module.lstrip("_") in OF_FRAMES:
+            return function
+        if is_library(module):
+            return self._taking(function)
+        self._functions.follow(function)
+        self._values.walk(function)
+        return self._wrapped(function)
+
+    def _called(self, function: types.FunctionType, owner: Any, method: Any = None) -> Any:
+        """A function in Python, maybe a method of ``owner``."""
+        called = function if method is None else method
+        if function.__name__ in READS_FILES and function.__module__ in OF_FILES:
+            return self._reading(called, owner)
+        if self._functions.follow(function):
+            return called
+        module = str(function.__globals__.get("__name__", ""))
+        if id(function) in IS_AMBIENT:
+            self._places.note(Ambient(function, f"{module}.{function.__name__}()"), read=True)
+        if owner is None and is_setting(module, function):
+            return self._asking_setting(called)
+        if function in self._instrumented.without_source or is_generated(function.__code__.co_filename):
+            return self._called_unseen(called, function, owner)
+        if is_library(module) and not is_house(module):
+            self._functions.replaceable(function)
+        if is_library(module) and function.__name__ in _TAKES_FILES | TAKES_DATA:
+            return self._wrapped(called)
+        if module.partition(".")[0] in OF_FRAMES:
+            if module == "logging":
+                self._values.walk(owner)
+            return called
+        if is_house(module):  # what records the calls of a function of Python looks who calls it
+            return self._taking(called) if is_library(function.__module__ or "") and not is_house(function.__module__) else called
+        if is_library(module):
+            return self._taking(called)
+        with self._as_library():
+            self._functions.unseen(function)
+        if owner is not None:
+            self._values.walk(owner)
+        return self._wrapped(called)
+
+    @contextlib.contextmanager
+    def _as_library(self) -> Iterator[None]:
+        before, self._places.of_library = self._places.of_library, True
+        try:
+            yield
+        finally:
+            self._places.of_library = before
+
+    def _called_unseen(self, called: Any, function: types.FunctionType, owner: Any) -> Callable[..., Any]:
+        """A function without source: it may read any attribute that it names of what it gets, and all that is in there."""
+        names = names_of(function.__code__) | {one for one in texts_of(function.__code__) if one.isidentifier()}
+
+        def note(*args: Any, **kwargs: Any) -> None:
+            for one in ((owner,) if owner is not None else ()) + args + tuple(kwargs.values()):
+                self._may_read(one, names)
+
+        return self._noting(called, note)
+
+    def _may_read(self, one: Any, names: Iterable[str]) -> None:
+        """Code that nobody sees may read any attribute of these names, and all that is in an object."""
+        kind = type(one)
+        if kind in TRANSPARENT:
+            return
+        of_class = not isinstance(one, type | types.ModuleType | torch.Tensor)
+        for name in names:
+            self._values.attribute(one, name)
+            if of_class and static_lookup(kind, name) is not MISSING:
+                self._values.attribute(kind, name)
+        self._functions.follow(one)
+        self._values.walk(one)
+
+    def source(self, source: Any, names: dict[str, Any], variables: Mapping[str, Any]) -> None:
+        """``eval`` and ``exec`` run code that nobody sees, with the variables around it."""
+        if not isinstance(names, dict) or not isinstance(variables, Mapping):
+            return  # as the call itself will say
+        try:
+            code = source if isinstance(source, types.CodeType) else compile(_statements(source), "<source>", "exec")
+        except (SyntaxError, TypeError, ValueError):
+            return  # as the call itself will say
+        wanted = names_of(code) | {one for one in texts_of(code) if one.isidentifier()}
+        for name in wanted & names.keys():
+            if not isinstance(names[name], types.ModuleType):
+                self._places.note(Entry(names, name, f"{names.get('__name__', '?')}.{name}"), read=True)
+            self._may_read(names[name], wanted)
+        for name in wanted & variables.keys():
+            if isinstance(variables, dict):
+                self._places.note(Entry(variables, name, f"the variable {name}"), read=True)
+            self._may_read(variables[name], wanted)
+
+    def _noting(self, function: Any, note: Callable[..., None]) -> Callable[..., Any]:
+        """``function`` with ``note`` before each call, which gets what it gets."""
+        of_library = self._places.of_library
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with self._instrumented.silent():
+                self._places.of_library = of_library
+                note(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return called
+
+    def _asking_class(self, function: Any) -> Callable[..., Any]:
+        """``isinstance`` and ``issubclass``: of a class that answers itself, or to which others can be registered."""
+
+        def note(one: Any, kinds: Any) -> None:
+            for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+                if type(kind) is not type and isinstance(kind, type):
+                    self._functions.follow_class(type(kind))
+                    if isinstance(kind, abc.ABCMeta) and (is_user_class(kind) or is_third_party(kind.__module__)):
+                        self._places.note(Result(abc.get_cache_token, (), "the classes registered to abstract ones"), read=True)
+
+        return self._noting(function, note)
+
+    def _asking_setting(self, function: Any) -> Callable[..., Any]:
+        """A function that gives a setting of the process, or of a generator."""
+
+        def note(*args: Any, **kwargs: Any) -> None:
+            if not kwargs and all(type(one) in VALUES or isinstance(one, enum.Enum) for one in args):
+                text = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}()"
+                self._places.note(Result(function, args, text), read=True)
+
+        return self._noting(function, note)
+
+    def _method_in_c(self, function: Any, owner: Any) -> Any:
+        kind = type(owner)
+        name = getattr(function, "__name__", "")
+        if kind is np.ndarray:
+            self._values.walk(owner)
+        if isinstance(owner, torch.Generator | np.random.RandomState) and name in ("initial_seed", "get_state"):
+            return self._asking_setting(function)
+        if kind in TRANSPARENT or isinstance(owner, torch.Tensor) or is_library(kind.__module__):
+            return self._taking(function) if kind is not str else self._wrapped(function)
+        if isinstance(owner, type):
+            self._functions.follow_class(owner)
+            return self._wrapped(function)
+        if name in FILLS or name in CHANGES:
+            if name not in ONLY_FILLS:
+                self._values.walk(owner)
+            self._values.fills(owner)
+            return function if name in ONLY_FILLS else self._wrapped(function)
+        if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__"):
+            return self._of_entry(function, owner)
+        self._values.walk(owner)
+        if (
+            kind.__module__.partition(".")[0] not in NO_STATE
+            and not is_user_class(kind)
+            and not has_contents(kind)
+            and not is_in_python(kind)
+        ):
+            self._places.note(Opaque(owner, f"a {kind.__module__}.{kind.__qualname__}"), read=True)
+        return self._wrapped(function)
+
+    def _of_entry(self, function: Any, owner: dict[Any, Any]) -> Callable[..., Any]:
+        def note(key: Any, *_: Any) -> None:
+            if type(key) in (str, int, float, bool):
+                self._places.note(Entry(owner, key, f"an entry {key!r} of a {type(owner).__name__}"), read=True)
+            else:
+                self._values.walk(owner)
+
+        return self._noting(function, note)
+
+    def _wrapped(self, function: Any) -> Callable[..., Any]:
+        """A function in C, or of a library: what it gets may be read."""
+        if id(function) in ASKS_ATTRIBUTE:
+            return self._asking(function)
+        if id(function) in SETS_ATTRIBUTE:
+            return self._setting(function)
+        if isinstance(function, operator.attrgetter):
+            return self._getting(function)
+
+        def note(*args: Any, **kwargs: Any) -> None:
+            for one in (*args, *kwargs.values()):
+                self._values.walk(one)
+                if isinstance(one, PurePath) or (type(one) is str and 0 < len(one) < _PATHS and os.path.isfile(one)):
+                    self._places.note(File(str(one), f"the file {one}"), read=True)
+
+        return self._noting(function, note)
+
+    def _taking(self, function: Any) -> Callable[..., Any]:
+        """A function whose code is known to read nothing but what it gets: sizes, lists of tensors."""
+
+        def note(*args: Any, **kwargs: Any) -> None:
+            for one in (*args, *kwargs.values()):
+                if isinstance(one, CONTAINERS):
+                    self._values.walk(one)
+
+        return self._noting(function, note)
+
+    def _asking(self, function: Any) -> Callable[..., Any]:
+        def note(owner: Any, name: Any, *_: Any) -> None:
+            if isinstance(name, str):
+                if function is object.__getattribute__ and isinstance(owner, torch.nn.Module):
+                    held: Any = vars(owner)
+                    self._places.note(Entry(held, name, text_of(owner, name)), read=True)
+                self._values.attribute(owner, name)
+
+        return self._noting(function, note)
+
+    def _setting(self, function: Any) -> Callable[..., Any]:
+        def note(owner: Any, name: Any, *_: Any) -> None:
+            if isinstance(name, str):
+                self._values.stores(owner, name)
+
+        return self._noting(function, note)
+
+    def _getting(self, function: Any) -> Callable[..., Any]:
+        def note(owner: Any) -> None:
+            for path in function.__reduce__()[1]:
+                found = owner
+                for name in path.split("."):
+                    self._values.attribute(found, name)
+                    found = getattr(found, name, None)
+
+        return self._noting(function, note)
+
+    def _reading(self, function: Any, owner: Any) -> Callable[..., Any]:
+        """A function that looks at a file."""
+
+        def note(*args: Any, **kwargs: Any) -> None:
+            path = owner if isinstance(owner, PurePath) else args[0] if args else kwargs.get("file", kwargs.get("path", "."))
+            if isinstance(path, str | PurePath):
+                self._places.note(File(str(path), f"the file {path}"), read=True)
+
+        return self._noting(function, note)
+
+    def _cached(self, function: Any) -> Callable[..., Any]:
+        """A function that keeps its results: those without tensors stay, as they would."""
+        self._functions.follow(function)
+        self._places.note(Contents(function, f"what {getattr(function, '__qualname__', 'a cache')} has cached"), read=True)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if not is_plain(result) or (type(result) is tuple and not all(map(is_plain, result))):
+                self._traced_caches.add(function)
+            elif function not in self._traced_caches:
+                keep_cached(function)
+            return result
+
+        return called
+
+
+def _statements(source: Any) -> Any:
+    """Source as ``compile`` takes it: ``eval`` allows blanks before an expression."""
+    return source.lstrip(" \t") if isinstance(source, str) and "\n" not in source.strip() else source
+
+
+def _class_of(*args: Any) -> Any:
+    """``type``; of a counter of the loop that of the number, of what stands for a parameter that of the parameter."""
+    if len(args) == 1 and stood_for(args[0]) is not None:
+        return class_of(args[0])
+    return args[0].__class__ if len(args) == 1 and type(args[0]) is HostScalar else type(*args)
