@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import inspect
 import sys
@@ -20,6 +21,9 @@ def patched(patches: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
             switched off without a word.
     """
     saved = []
+    patches = list(patches)
+    standing = [id(value) for _, _, value in patches]
+    _STANDING.update(standing)
     try:
         for owner, name, value in patches:
             if not hasattr(owner, name):
@@ -34,6 +38,12 @@ def patched(patches: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+        _STANDING.subtract(standing)
+
+
+def is_for_a_time(value: Any) -> bool:
+    """Whether an object is there only as long as a :func:`patched` block lasts."""
+    return _STANDING[id(value)] > 0
 
 
 def _own(owner: Any, name: str) -> Any:
@@ -42,6 +52,8 @@ def _own(owner: Any, name: str) -> Any:
     return vars(owner).get(name, _NOTHING)
 
 
+_STANDING: collections.Counter[int] = collections.Counter()
+"""The ids of what stands in some place now; the patches hold them."""
 _NOTHING = object()
 """What is patched is as it was afterwards: own, inherited, or found by ``__getattr__``."""
 

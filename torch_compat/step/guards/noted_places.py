@@ -36,16 +36,16 @@ from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTex
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import state_of, use_of
-from torch_compat.step.values.marks import Same, inside, mark
+from torch_compat.step.values.marks import PLAIN, Same, inside, mark
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import may_be_followed
+from xlatrain.bridge.patches import is_for_a_time
 
 _OF_STREAMS = (
     "Keep a generator as an attribute of the module (self.rng), where draws of single numbers are made anew for every step, or "
     "draw with torch (torch.rand, …); use a file in a hook."
 )
 _NOT_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, types.ModuleType)
-_CAPTURES = ("torch_compat.step.", "xlatrain.bridge.")
 OF_THE_STEP = (FakeTensor, FunctionalTensor, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
 TRANSPARENT = frozenset({*VALUES, *OF_THE_STEP})
 """Classes of what holds nothing that a step may read besides the value itself."""
@@ -297,10 +297,5 @@ def _standard_streams() -> tuple[Any, ...]:
 
 
 def stands_in(value: Any) -> bool:
-    """Whether a value is there only while a step is captured: a traced value, or a function that records its calls."""
-    if isinstance(value, classmethod | staticmethod):
-        value = value.__func__
-    if type(value) is types.MethodType and isinstance(function := value.__func__, types.FunctionType):
-        return str(function.__globals__.get("__name__", "")).startswith(_CAPTURES)  # a method of ours may be the user's to call
-    ours = type(value) is types.FunctionType and is_library(value.__globals__.get("__name__", ""))
-    return type(value) in OF_THE_STEP or (ours and value.__globals__["__name__"].startswith(("torch_compat.", "xlatrain.")))
+    """Whether a value is there only while a step is captured: a traced value, or what records the calls of a function."""
+    return type(value) in OF_THE_STEP or (not isinstance(value, PLAIN) and is_for_a_time(value))

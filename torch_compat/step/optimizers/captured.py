@@ -454,7 +454,7 @@ def _as_if_compiled() -> Iterator[None]:
     _global_optimizer_post_hooks.clear()
     patches = (
         (torch.compiler, "_is_compiling_flag", True),
-        (torch.autograd.profiler, "record_function", contextlib.nullcontext),
+        (torch.autograd.profiler, "record_function", lambda *_: contextlib.nullcontext()),
     )
     try:
         with patched(patches):

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from torch_compat.step.guards.locations import Entry, Key, Location, Locations
+from torch_compat.step.guards.compared_places import Locations
+from torch_compat.step.guards.locations import Entry, Key, Location
 from torch_compat.step.guards.observation import Observation
 from torch_compat.step.guards.origins import is_generated
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
@@ -125,7 +126,7 @@ class ReadPlaces:
             self._add(found)
         if changed:
             raise UnsupportedOptimizerError(
-                f"{self._step} changes {changed[0]}, which a compiled step would do only once; keep such values in "
+                f"{self._step} {changed[0].does}, which a compiled step would do only once; keep such values in "
                 "self.state[p], or run with the eager executor (XLATRAIN_EXECUTOR=eager)"
             )
 
