@@ -234,6 +234,12 @@ def test_compiled_or_the_reason_is_named(script: str, case: str, backend: Backen
                 assert reason in entry["on_host"][name]
 
 
+@pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize(("script", "case"), [("masked_rows", "losses_over_selected_rows"), ("masked_rows", "rows_that_go_back")])
+def test_one_program_whatever_masks_select(script: str, case: str, backend: Backend, runs_of: RunsOf) -> None:
+    assert [entry["captures"] for entry in runs_of(script).entries(backend, case)] == [1]
+
+
 def test_differences_are_found() -> None:
     assert list(differences({"a": [1.0, 2]}, {"a": [1.00001, 2]}, FLOAT32)) == []
     assert list(differences({"a": [1.0, 2]}, {"a": [1.1, 3]}, FLOAT32)) == [

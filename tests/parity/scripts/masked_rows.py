@@ -85,7 +85,12 @@ def losses_over_selected_rows(run: Run) -> None:
     def selected(self: Selecting, x: Tensor, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         return torch.masked_select(out, mask[:, None]).mean() + out.masked_select(out > 0).sum() + out[torch.isfinite(out)].mean()
 
-    fit(run, regression, classes, sums, finite, selected)
+    def parts(self: Selecting, x: Tensor, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        both = torch.stack([out, 2 * out], 1)
+        first = out[mask, 0].mean() + out.T[1, mask].mean() + out[mask, -1].pow(2).mean()
+        return first + out[mask, 1:3].pow(2).mean() + both[mask, 1, :2].mean() + both.transpose(0, 1)[:, mask, ::2].pow(2).mean()
+
+    fit(run, regression, classes, sums, finite, selected, parts)
 
 
 @case

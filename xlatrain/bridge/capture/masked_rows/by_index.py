@@ -22,11 +22,12 @@ def _getitem(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     if type(index) is MaskedRows:
         return NotImplemented if one.dtype == torch.bool else one.like(take(x, one.rows), 0)
-    if any(not (type(part) is MaskedRows or part is None or type(part) is slice or part is Ellipsis) for part in index):
+    if any(not (part is None or part is Ellipsis or type(part) in (MaskedRows, slice, int)) for part in index):
         return NotImplemented
     if any(type(part) is MaskedRows and (part.dtype == torch.bool or part.rows.ndim != 1) for part in index):
         return NotImplemented
-    places = [place for place, part in enumerate(index) if type(part) is MaskedRows]
+    dims = [part for part in index if type(part) is not int]  # torch takes numbers out first
+    places = [place for place, part in enumerate(dims) if type(part) is MaskedRows]
     adjacent = places[-1] - places[0] + 1 == len(places)
     if Ellipsis in [part for part in index if type(part) is not MaskedRows]:
         return NotImplemented

@@ -44,19 +44,30 @@ def _is_unknown(mask: Any) -> bool:
     return found[1]
 
 
-def _mask_of(x: torch.Tensor, index: Any) -> tuple[torch.Tensor, int] | None:
-    """The mask of ``x[:, mask]`` and the number of slices before it; None for any other index."""
+def _mask_of(x: torch.Tensor, index: Any) -> tuple[torch.Tensor, tuple[Any, ...], int] | None:
+    """The mask of ``x[:, mask, :2]``, all parts of the index, and the place of the mask in it; None for any other index."""
     parts = index if type(index) is tuple else (index,)
     masks = [place for place, one in enumerate(parts) if isinstance(one, _TRACED) and one.dtype == torch.bool]
     if len(masks) != 1 or not isinstance(x, torch.Tensor) or isinstance(x, MaskedRows):
         return None
-    (axis,) = masks
-    mask = parts[axis]
-    others = (*parts[:axis], *parts[axis + 1 :])
-    whole = all(type(one) is slice and one == slice(None) for one in others)
-    if not whole or tuple(x.shape[axis : axis + mask.ndim]) != tuple(mask.shape) or not _is_unknown(mask):
+    (place,) = masks
+    mask = parts[place]
+    basic = all(type(one) in (slice, int) for one in (*parts[:place], *parts[place + 1 :]))
+    if not basic or tuple(x.shape[place : place + mask.ndim]) != tuple(mask.shape) or not _is_unknown(mask):
         return None
-    return mask, axis
+    return mask, parts, place
+
+
+def _selected(x: torch.Tensor, mask: torch.Tensor, parts: tuple[Any, ...], place: int) -> MaskedRows:
+    """``x[parts]``: by the numbers and slices first, as torch does it, then by the mask."""
+    before, after = parts[:place], parts[place + 1 :]
+    if not all(map(_is_whole, (*before, *after))):
+        x = take(x, (*before, *[slice(None)] * mask.ndim, *after))
+    return MaskedRows.of_mask(x, mask, sum(type(one) is slice for one in before))
+
+
+def _is_whole(part: Any) -> bool:
+    return type(part) is slice and part == slice(None)
 
 
 def _places(mask: torch.Tensor) -> list[MaskedRows]:
@@ -78,9 +89,11 @@ def _select(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def _select_written(x: torch.Tensor, index: Any, value: Any) -> bool:
     """``x[mask] = value`` where the mask selects the value; False where it does not."""
     found = _mask_of(x, index) if type(value) is MaskedRows else None
-    if found is None or value.axis != found[1] or value.rows.ndim != x.ndim - found[0].ndim + 1:
+    if found is None or value.axis != found[2] or value.rows.ndim != x.ndim - found[0].ndim + 1:
         return False
-    mask, axis = found
+    mask, parts, axis = found
+    if not all(map(_is_whole, (*parts[:axis], *parts[axis + 1 :]))):
+        return False
     if not value.is_beside(MaskedRows.of(value.rows, valid_of(mask))):
         return False
     kept = beside(value.valid, value.rows, axis).reshape(*[1] * axis, *mask.shape, *[1] * (x.ndim - axis - mask.ndim))
@@ -123,7 +136,7 @@ def masked_rows() -> Iterator[None]:
 
     def get_item(self: torch.Tensor, index: Any) -> Any:
         found = _mask_of(self, index)
-        return take(self, index) if found is None else MaskedRows.of_mask(self, *found)
+        return take(self, index) if found is None else _selected(self, *found)
 
     def set_item(self: torch.Tensor, index: Any, value: Any) -> None:
         if not _select_written(self, index, value) and not _put(self, index, value):
