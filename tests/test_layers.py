@@ -180,7 +180,7 @@ def test_packages_of_the_facade_form_layers() -> None:
 FOLDERS = {
     "torch_compat.step": (
         *("values gradients kept_graphs materialize planned recompilation", "host", "metrics placed_batch", "effects"),
-        *("guards", "optimizers", "capture carried model_state"),
+        *("guards", "optimizers", "capture carried model_state", "buckets"),
         *("index_looks mesh_run outcome placed_optimizers program_cache programs", "run_context step_runner"),
         *("batch_pass compile_notice device_memory mesh_state step_services update", "program_builder"),
         *("mesh_steps", "eager mesh_step_runner", "placed_run", "optimization", "dispatcher"),

@@ -184,7 +184,7 @@ class FabricSteps(MeshStepRunner):
         user: UserCall,
         wanted: tuple[int, ...],
     ) -> CachedProgram:
-        def build(step: CapturedStep) -> Built:
+        def build(step: CapturedStep, placed: PlacedBatch) -> Built:
             _check_call(step, name)
             return Built(evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False))
 
@@ -209,7 +209,7 @@ class FabricSteps(MeshStepRunner):
             both: Any = _WithCotangents(given.spec, len(given.leaves))
             return dataclasses.replace(given, leaves=[*given.leaves, *cotangents], spec=both)
 
-        def build(step: CapturedStep) -> Built:
+        def build(step: CapturedStep, placed: PlacedBatch) -> Built:
             split = (*placed.form.split, *(self._has_rows(spec.shape, placed) for spec in specs))
             shardings = self.model.param_shardings if self.mesh.devices.size > 1 else None
             options = compiler_options(self.mesh, self.model.gradient_bytes())

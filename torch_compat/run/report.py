@@ -34,6 +34,7 @@ class ExecutorLog:
         fallback: why steps run eagerly, where compiled ones were wanted.
         on_host: methods of evaluation that run eagerly beside compiled training, and why.
         recompilations: what changed for each program after a step's first.
+        buckets: of steps whose batches have many sizes, the sizes that one program serves, or why each has its own.
         repeated: steps that ran once more, by another program, since a value for which their Python asks was not as assumed.
     """
 
@@ -48,6 +49,7 @@ class ExecutorLog:
     fallback: str | None = None
     on_host: dict[str, str] = field(default_factory=dict)
     recompilations: list[str] = field(default_factory=list)
+    buckets: list[str] = field(default_factory=list)
     repeated: int = 0
 
     @property
@@ -78,6 +80,7 @@ class ExecutorLog:
             "attention": self.attention,
             "losses": self.losses,
             "recompilations": self.recompilations,
+            "buckets": self.buckets,
             "repeated": self.repeated,
             "fallback": self.fallback,
             "on_host": self.on_host,

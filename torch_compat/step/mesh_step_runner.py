@@ -13,6 +13,7 @@ import jax
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from torch_compat.step.buckets import cut
 from torch_compat.step.capture.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import StepBody, StepInputs, StepSpec, UserCall
@@ -76,6 +77,7 @@ class MeshStepRunner:
         self._variants = ProgramCache(
             model, services.roots, self._effects.roots, self.log, services.compiling, services.no_recompilation_after
         )
+        self._variants.pad(self._forms, mesh)
         self._carried = CarriedTensors(self._effects.roots, self._to_all)
         self._running_step = ""
         self._bounded = mesh.devices.size > 1
@@ -144,7 +146,9 @@ class MeshStepRunner:
             while True:
                 step.batch = self._carried.beside(step.name, batch)
                 try:
-                    program = variants.lookup_or_capture(step.name, step.static, step.batch, host_values, step.spec, step.build)
+                    program = variants.lookup_or_capture(
+                        step.name, step.static, step.batch, host_values, step.spec, step.build, may_pad=True
+                    )
                 except BridgeError as error:
                     if not self._carried.add(step.name, error.carried):
                         raise
@@ -166,7 +170,7 @@ class MeshStepRunner:
             step.undo()
             raise
         step.take(program, new, outputs)
-        outcome = self._outcome(step.name, program, step.batch, step.values(outputs), host_values)
+        outcome = self._outcome(step.name, program, step.batch, _true_values(step, program, outputs), host_values)
         step.finish(program.step)
         return outcome
 
@@ -185,7 +189,7 @@ class MeshStepRunner:
             return True
         outcome = found[wrong[0]]
         if outcome == UNDECIDED:
-            fill = Filler(program.step, step.values(guarded.outputs), step.batch, self._forms.layout, host_values)
+            fill = Filler(program.step, _true_values(step, program, guarded.outputs), step.batch, self._forms.layout, host_values)
             outcome = decide(assumed[wrong[0]], program.step.calls, fill)
         self._variants.note_wrong(program)
         assumptions.known = [*(one.outcome for one in assumed[: wrong[0]]), outcome]
@@ -349,6 +353,12 @@ class MeshStepRunner:
         options["graphs"] = self.services.graphs
         params, buffers = self.model.params, self.model.buffers
         return StepInputs(params, buffers, leaves, batch.spec, call, host_values, self._variants.reading, **options)
+
+
+def _true_values(step: MeshStep, program: CachedProgram, outputs: Any) -> Any:
+    """The packed scalars and the values of a step, without what its batch was padded with."""
+    packed, values = step.values(outputs)
+    return packed, values if program.padding is None else cut(values, [spec.shape for spec in program.step.value_specs])
 
 
 @jax.jit  # without compiler_options: sums alone

@@ -72,8 +72,8 @@ class MeshStep(ABC):
         self._runner, self.batch, self.host_values = runner, batch, host_values
 
     @abstractmethod
-    def build(self, step: CapturedStep) -> Built:
-        """The program of a captured step."""
+    def build(self, step: CapturedStep, batch: PlacedBatch) -> Built:
+        """The program of a captured step, for batches like ``batch``."""
 
     @abstractmethod
     def arguments(self, program: CachedProgram) -> tuple[Any, ...]:
@@ -131,8 +131,8 @@ class TrainingStep(MeshStep):
         self.spec = runner.spec(training_body(accumulate), batch, call, **options)
         self._carried: Any = None  # gradients of earlier batches, which a program that gives its own does not take
 
-    def build(self, step: CapturedStep) -> Built:
-        return self._runner.programs.training(step, self.batch, self._mode, self._accumulate)
+    def build(self, step: CapturedStep, batch: PlacedBatch) -> Built:
+        return self._runner.programs.training(step, batch, self._mode, self._accumulate)
 
     def arguments(self, program: CachedProgram) -> tuple[Any, ...]:
         runner = self._runner
@@ -140,8 +140,8 @@ class TrainingStep(MeshStep):
         self._carried = state.accumulated
         if self._mode == "split" and self._carried:
             state = dataclasses.replace(state, accumulated={})
-        scalars = program.step.scalars.inputs(self.host_values)
-        args = (state, self.batch.arrays, scalars, self._hyper) if self._mode == "fused" else (state, self.batch.arrays, scalars)
+        scalars, arrays = program.step.scalars.inputs(self.host_values), program.arrays(self.batch)
+        args = (state, arrays, scalars, self._hyper) if self._mode == "fused" else (state, arrays, scalars)
         if runner.planned is not None and self._mode != "accumulate":
             program.program = runner.planned.compile(program.program, args, self.batch.size, self._accumulate)
             runner.planned = None
@@ -201,8 +201,8 @@ class UpdatingStep(MeshStep):
         self._facts, self._host = facts, host
         host.begin()
 
-    def build(self, step: CapturedStep) -> Built:
-        return self._runner.programs.updating(step, self.batch, self._host.optimizers, self._facts)
+    def build(self, step: CapturedStep, batch: PlacedBatch) -> Built:
+        return self._runner.programs.updating(step, batch, self._host.optimizers, self._facts)
 
     def arguments(self, program: CachedProgram) -> tuple[Any, ...]:
         model, step = self._runner.model, program.step
@@ -211,7 +211,7 @@ class UpdatingStep(MeshStep):
         scalars = step.scalars.inputs(self.host_values)
         if model.state.accumulated and not step.reads_gradients and not assumed:
             model.drop_gradients()
-        return (model.state, self.batch.arrays, scalars, hypers)
+        return (model.state, program.arrays(self.batch), scalars, hypers)
 
     def put_back(self, program: CachedProgram, state: Any) -> None:
         self._host.undo()
@@ -249,13 +249,13 @@ class EvaluationStep(MeshStep):
         self.spec = runner.spec(evaluation_body, batch, call, grad=False)
         self._draws = np.int32(-runner.count_evaluation())
 
-    def build(self, step: CapturedStep) -> Built:
-        return self._runner.programs.evaluation(step, self.batch)
+    def build(self, step: CapturedStep, batch: PlacedBatch) -> Built:
+        return self._runner.programs.evaluation(step, batch)
 
     def arguments(self, program: CachedProgram) -> tuple[Any, ...]:
         state = self._runner.model.stacked_state(program.stacking)
         scalars = program.step.scalars.inputs(self.host_values)
-        return (state.params, state.buffers, state.key, self._draws, self.batch.arrays, scalars)
+        return (state.params, state.buffers, state.key, self._draws, program.arrays(self.batch), scalars)
 
     def take(self, program: CachedProgram, new: Any, outputs: Any) -> None:
         if any(new):

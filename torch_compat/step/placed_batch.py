@@ -105,6 +105,26 @@ class BatchForms:
             form = self._forms[key] = _form(leaves, spec, placement)
         return PlacedBatch(arrays, spec, form, BatchValues(leaves, self._gather(form)))
 
+    def holds(self, batch: PlacedBatch) -> bool:
+        """Whether all tensors of a batch came from the host."""
+        return batch.values is not None and len(batch.values.leaves) == len(batch.form.shapes)
+
+    def padded(self, batch: PlacedBatch, shapes: Sequence[tuple[int, ...]]) -> PlacedBatch:
+        """A batch on the mesh whose tensors are padded at their ends with zeros; on one process.
+
+        From what was placed: the memory that it came from may be another batch's by now.
+        """
+        true = [shape for shape, _ in batch.form.shapes]
+        hosts = [_padded(np.asarray(array), *sizes) for array, *sizes in zip(batch.arrays, true, shapes, strict=True)]
+        arrays, placement = self._place(hosts, names=batch.spec.names, copy=False)
+        dtypes = [dtype for _, dtype in batch.form.shapes]
+        key = (batch.spec.key, placement, *dtypes)
+        form = self._forms.get(key)
+        if form is None:
+            leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True)]
+            form = self._forms[key] = _form(leaves, batch.spec, placement)
+        return PlacedBatch(arrays, batch.spec, form, batch.values)
+
     def _gather(self, form: BatchForm) -> Callable[[torch.Tensor, int], torch.Tensor] | None:
         gatherer = self._gatherer
         if gatherer is None:
@@ -121,6 +141,16 @@ def _form(leaves: Sequence[torch.Tensor], spec: BatchSpec, placement: Placement)
     ]
     logged = LoggedSize.of([shape for shape, _ in shapes], spec)
     return BatchForm(spec.key, placement.rows, placement.split, tuple(shapes), logged)
+
+
+def _padded(host: np.ndarray, true: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    """The beginning of an array, of the ``true`` shape, as the beginning of one of another shape."""
+    if host.shape == shape == true:
+        return host
+    beginning = tuple(map(slice, true))
+    found = np.zeros(shape, host.dtype)
+    found[beginning] = host[beginning]
+    return found
 
 
 def _number(leaf: Any) -> Hashable:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from jax.sharding import Mesh
 
 from torch_compat.run.report import ExecutorLog
+from torch_compat.step.buckets import Buckets
 from torch_compat.step.capture.cached_program import Build, CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.session import CaptureSession, ImpureStepError
@@ -26,7 +29,7 @@ from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.model_state import ModelState
-from torch_compat.step.placed_batch import PlacedBatch
+from torch_compat.step.placed_batch import BatchForms, PlacedBatch
 from torch_compat.step.recompilation import Recompilations
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.tensors.constants import BakedTensor
@@ -34,6 +37,7 @@ from xlatrain.xla.compilation_cache import block_of, first_run
 
 _MAX_VARIANTS = 64
 _MAX_ASKED = 16  # variants of a step for values for which its Python asks, if few of them come again
+_MAX_PADDED = 256  # sizes whose captures are kept, of those that share a program
 _OUTLINES = 16
 _FORGETS = 0.8  # what followed the same outcomes before counts for less each time: outcomes change in the course of a training
 
@@ -74,6 +78,12 @@ class ProgramCache:
         self._recompilations = Recompilations(log, no_recompilation_after)
         self._held: dict[str, CachedProgram] = {}  # by step, whose outcomes were those of the last batch
         self._holds = 0
+        self._buckets: Buckets | None = None
+        self._padded: deque[tuple[list[CachedProgram], CachedProgram]] = deque()
+
+    def pad(self, forms: BatchForms, mesh: Mesh) -> None:
+        """Let one program serve batches of several sizes where that can be."""
+        self._buckets = Buckets(self._captures, forms, mesh, self._log.buckets.append)
 
     def add_function(self, name: str, function: Callable[..., Any]) -> None:
         """The step ``name`` is a function, no method of the module's."""
@@ -87,6 +97,8 @@ class ProgramCache:
         self._held.pop(name, None)
         self._guards.forget(name)
         self._captures.forget(name)
+        if self._buckets is not None:
+            self._buckets.forget(name)
         self._recompilations.forget(name)
 
     def changes(self, root: str) -> bool:
@@ -120,6 +132,8 @@ class ProgramCache:
         host_values: HostValues,
         spec: StepSpec,
         build: Build,
+        *,
+        may_pad: bool = False,
     ) -> CachedProgram:
         """The variant for this batch and these host values; captured and built if there is none yet.
 
@@ -130,6 +144,7 @@ class ProgramCache:
             host_values: the loop's counters.
             spec: the step.
             build: makes the program of a captured step, or gives one that an earlier run has compiled.
+            may_pad: whether the program may be one for larger batches, which takes its arrays from :meth:`CachedProgram.arrays`.
 
         Raises:
             CaptureError: the step cannot be captured, or does something else from batch to batch.
@@ -168,15 +183,20 @@ class ProgramCache:
                 take_back()
         with self._compiling():
             try:
-                variant = self._capture_program(name, fixed, host_values, spec, build, second=replaced)
+                variant = self._capture_program(name, fixed, batch, host_values, spec, build, second=replaced, may_pad=may_pad)
             except BridgeError as error:
                 if error.stored is not None:
                     error.carried = self._stored(name, error.stored)
                 raise
         compiled = not any(one.program is variant.program for one in self._all(lambda key: True))
         state = self._guards.state(name)
-        self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, []).append(variant)
+        variants = self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, [])
+        variants.append(variant)
         self._count(name, compiled, variant.compiled)
+        if variant.padding is not None:
+            self._keep_few(variants, variant)
+            if not compiled:
+                return variant
         facts = self._facts(name, static, batch, variant.step)
         facts = {**facts, "what the step does": "as from its second run on"} if replaced else facts
         self._recompilations.count_capture(name, facts, compiled=compiled and not variant.compiled)
@@ -185,26 +205,36 @@ class ProgramCache:
     def _capture_program(
         self,
         name: str,
-        fixed: Hashable,
+        fixed: tuple[Any, ...],
+        batch: PlacedBatch,
         host_values: HostValues,
         spec: StepSpec,
         build: Build,
         *,
         second: bool,
+        may_pad: bool,
     ) -> CachedProgram:
         """The form of the step for the host values of this moment, with its draws made."""
         self._guards.promote(name)
         self._guards.fill(name, host_values.numbers)
         step = self._captures.capture(name, spec, host_values, take=not second)
         self._log.captures += not step.taken
-        built = build(step)
+        padding, buckets = None, self._buckets if may_pad else None
+        if buckets is not None:
+            others = (*fixed[1:-1], tuple(map(repr, batch.spec.others)))
+            padding = buckets.padding(name, others, step, batch, spec, host_values)
+        if padding is None or buckets is None:
+            built = build(step, batch)
+        else:
+            built = buckets.note_built(padding, build(padding.bucket.step, padding.bucket.batch))
+            step = padding.bucket.audited(step)
         self._guards.skip_own(name, step.effects, self._changed)
         if step.scalars.draws:
             take_back = step.scalars.draws.try_out(host_values.numbers)
             if host_values.assumptions is not None:
                 host_values.assumptions.take_back = take_back
         branches = step.scalars.branch_on_draws(host_values)
-        variant = CachedProgram(step, second=second, branches_on_draws=branches, **built._asdict())
+        variant = CachedProgram(step, second=second, branches_on_draws=branches, padding=padding, **built._asdict())
         variant.block = block_of(variant.program)
         variant.rebound = step.effects.attributes(rebound=True)
         if step.effects.fill_containers:
@@ -215,6 +245,14 @@ class ProgramCache:
         outside = {id(one): one for one in (*step.capture.constants.values(), *step.scalars.constants)}.values()
         variant.constants = [BakedTensor(one, self._guards.name_of(name, one)) for one in outside]
         return variant
+
+    def _keep_few(self, variants: list[CachedProgram], variant: CachedProgram) -> None:
+        """Let go of what was captured long ago for a size that shares its program; another capture finds it again."""
+        self._padded.append((variants, variant))
+        if len(self._padded) > _MAX_PADDED:
+            others, oldest = self._padded.popleft()
+            if oldest in others:
+                others.remove(oldest)
 
     def _likeliest_first(self, name: str, variants: list[CachedProgram]) -> list[CachedProgram]:
         """Programs in the order of trying: of those made for outcomes first what mostly came after the same, then the latest."""
@@ -348,7 +386,7 @@ class ProgramCache:
         self._log.variants += new
         self._log.taken += new and compiled_before
         self._check_asked(name)
-        count = len(self._all(lambda key: key[0][0] == name))
+        count = sum(one.padding is None for one in self._all(lambda key: key[0][0] == name))
         if count > _MAX_VARIANTS:
             raise ImpureStepError(
                 f"{name} needed more than {_MAX_VARIANTS} compiled variants; lately because of {self._log.recompilations[-1]}. "
@@ -362,7 +400,8 @@ class ProgramCache:
         Raises:
             ImpureStepError: it was captured for many, and few of them have come again.
         """
-        variants = [one for one in self._all(lambda key: key[0][0] == name) if one.step.scalars.asked or one.step.scalars.assumed]
+        own = [one for one in self._all(lambda key: key[0][0] == name) if one.padding is None]
+        variants = [one for one in own if one.step.scalars.asked or one.step.scalars.assumed]
         if len(variants) <= _MAX_ASKED or sum(one.runs for one in variants) >= 2 * len(variants):
             return
         asked = variants[-1].step.scalars

@@ -76,7 +76,7 @@ class Cache:
             params, buffers = self.model.params, self.model.buffers
             return StepInputs(params, buffers, leaves, batch.spec, call, host_values, self.programs.reading)
 
-        def build(step: Any) -> Built:
+        def build(step: Any, batch: Any) -> Built:
             self.built += 1
             return Built(lambda *_: self.built)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.host.host_values import HostValues
+from torch_compat.step.placed_batch import PlacedBatch
 from xlatrain.bridge.tensors.constants import BakedTensor
 from xlatrain.host.malloc import Block
 from xlatrain.step.stacking import Stacking
@@ -70,7 +71,13 @@ class Built(NamedTuple):
     stacking: Stacking | None = None
 
 
-Build = Callable[[CapturedStep], Built]
+Build = Callable[[CapturedStep, PlacedBatch], Built]
+
+
+class BatchPadding(Protocol):
+    """How a program takes batches that are smaller than its own."""
+
+    def arrays(self, batch: PlacedBatch, /) -> list[Any]: ...
 
 
 @dataclass(eq=False)
@@ -86,6 +93,7 @@ class CachedProgram:
         outlines: outline of the containers that the step depends on → whether the step does the same with them.
         branches_on_draws: whether a guard depends on the step's random draws, so that it holds or not only after them.
         compiled, stacking: see :class:`Built`.
+        padding: how it takes the batch, where its program is that of a bucket.
         block: of its temporaries, where it is kept from run to run.
         outdated: whether tensors of ``constants`` have other values now.
         held_at: when its outcomes were last the true ones; 0: never.
@@ -102,10 +110,15 @@ class CachedProgram:
     branches_on_draws: bool = False
     compiled: bool = False
     stacking: Stacking | None = None
+    padding: BatchPadding | None = None
     block: Block | None = None
     outdated: bool = False
     held_at: int = 0
     followed: dict[CachedProgram, float] = field(default_factory=dict, repr=False)
+
+    def arrays(self, batch: PlacedBatch) -> list[Any]:
+        """A batch as its program takes it."""
+        return batch.arrays if self.padding is None else self.padding.arrays(batch)
 
     @property
     def is_due(self) -> bool:

@@ -157,9 +157,10 @@ class CapturedStep(StepRun):
         def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
             trusted, scalars = _trusted(assumed, scalars)
             state = [*(params[name] for name in param_names), *(buffers[name] for name in buffer_names)]
+            batch, numbers = _with_numbers(capture, batch)
             inputs = [*state, *batch, *graph_inputs(scalars)]
             findings = IndexFindings(checks)
-            arrays = [x if i in gradients_of else as_array(x) for i, x in enumerate(run(inputs, key, findings))]
+            arrays = [x if i in gradients_of else as_array(x) for i, x in enumerate(run(inputs, key, findings, numbers))]
             found = capture.unflatten(arrays)
             checked, in_range = findings.packed()
             outputs = (pack_scalars([*found["scalars"], *checked]), found["values"])
@@ -195,8 +196,9 @@ class CapturedStep(StepRun):
             carried = [state.accumulated.get(name) for name in self.gradient_names]  # None: without use
             findings = IndexFindings(self.index_checks)
             with use_updates(update_call):
+                batch, numbers = _with_numbers(self.capture, batch)
                 given = [*values, *batch, *scalar_inputs(scalars, without=self.scalars.is_empty), *carried]
-                found = self.capture.unflatten(run(given, key, findings))
+                found = self.capture.unflatten(run(given, key, findings, numbers))
             outputs = (pack_scalars([*found["scalars"], *findings.packed()[0]]), found["values"])
             gradients = {name: grad for name, grad in found["grads"].items() if grad is not None}
             loss_scale = LossScaleState(*found["loss_scale"]) if found["loss_scale"] else ()
@@ -204,6 +206,11 @@ class CapturedStep(StepRun):
             return UpdatedOutput(found["params"], found["buffers"], gradients, opt_state, outputs, loss_scale, held)
 
         return function
+
+
+def _with_numbers(capture: Capture, batch: Sequence[Any]) -> tuple[Sequence[Any], tuple[Any, Any] | None]:
+    """The leaves of a batch, and the numbers that change in the graph, which come after them where there are such."""
+    return (batch, None) if capture.bounds is None else (batch[:-2], (batch[-2], batch[-1]))
 
 
 def _trusted(assumed: Sequence[int], scalars: Sequence[Any]) -> tuple[Any, Sequence[Any]]:

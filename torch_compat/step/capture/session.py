@@ -20,7 +20,7 @@ from torch_compat.step.capture.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.recorded_outputs import HooksWantedError, no_hooks_installed
 from torch_compat.step.capture.step_capture import StepInputs, StepSpec, Way, run_step
-from torch_compat.step.capture.step_run import Difference, StepRun
+from torch_compat.step.capture.step_run import Difference, StepRun, graph_of
 from torch_compat.step.effects.effects import forgotten, root_name
 from torch_compat.step.guards.place_guards import ChangedSurroundingsError
 from torch_compat.step.guards.step_guards import StepGuards
@@ -29,6 +29,7 @@ from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.metrics.calls import MetricsImportedError
 from torch_compat.step.values.generators import same_state
 from torch_compat.step.values.user_objects import may_be_followed
+from xlatrain.bridge.capture.capture import Capture
 from xlatrain.bridge.capture.recorded import is_enabled
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.errors import BridgeError, CaptureError
@@ -97,6 +98,14 @@ class CaptureSession:
         """
         use = functools.partial(CapturedStep.of, take=take)
         return self._run(name, spec, host_values, use, _RETRIES, lambda inputs: not (take and inputs.may_be_kept))
+
+    def graph(self, name: str, spec: StepSpec, host_values: HostValues) -> Capture:
+        """The graph of a run, of which nothing else is wanted.
+
+        Raises:
+            Exception: see :meth:`_run`.
+        """
+        return self._run(name, spec, host_values, lambda run, inputs: graph_of(run), _MENDING, lambda inputs: True)
 
     def difference(self, name: str, variant: CachedProgram, spec: StepSpec, host_values: HostValues) -> Difference | None:
         """The difference of another run, for the same outcomes, from the one that a program was made of; None for none.

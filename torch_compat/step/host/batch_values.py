@@ -49,6 +49,11 @@ class BatchValues:
         self.takes_state = True
         self.state: Callable[[str], torch.Tensor | None] | None = None
 
+    @property
+    def leaves(self) -> Sequence[torch.Tensor]:
+        """This process's rows."""
+        return self._leaves
+
     def of(self, cut: Cut) -> torch.Tensor:
         """The value of a cut of a step that is given this batch.
 

@@ -13,7 +13,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.utils._pytree as pytree
@@ -49,9 +49,12 @@ from xlatrain.bridge.capture.vocabulary import pick_from_vocabularies
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.inference_mode import without_inference_mode
 from xlatrain.bridge.loops.rolling import copies_to_roll, roll
-from xlatrain.bridge.loops.schedule import Schedule
+from xlatrain.bridge.loops.schedule import Schedule, unrolled
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
+
+if TYPE_CHECKING:
+    from xlatrain.bridge.capture.bounds import Bounds
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Capture:
         result: the function's result with an ``int`` wrapped in :class:`Output` in place of each tensor.
         constants: tensors that the function used without receiving them, by the graph's attribute name.
         uses_random: True when the graph draws random numbers.
+        bounds: what changes in it, where its sizes are bounds of the true ones, which its program is told.
     """
 
     graph: torch.fx.GraphModule
@@ -88,6 +92,7 @@ class Capture:
     result: Any
     constants: dict[str, torch.Tensor] = field(repr=False)
     uses_random: bool
+    bounds: Bounds | None = field(default=None, repr=False)
 
     def unflatten(self, outputs: list[Any]) -> Any:
         """The function's result with ``outputs`` (one per tensor, any type) in place of its tensors."""
@@ -97,6 +102,8 @@ class Capture:
     def rolled(self) -> Schedule:
         """The graph with its repeated layers rolled up into loops."""
         graph = self.graph.graph
+        if self.bounds is not None:
+            return unrolled(graph)
         with _uncollected():
             return roll(graph, copies_to_roll(offloading=offloads(graph)))
 

@@ -50,6 +50,7 @@ class _Index:
         size: the smallest number that is too large for it.
         wraps: negative numbers count from the end.
         said: stock's error, given the index.
+        dim: of the first operand, whose size it is; None: of no dim.
     """
 
     op: str
@@ -57,6 +58,7 @@ class _Index:
     size: int
     wraps: bool
     said: Callable[[int], Exception]
+    dim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,20 +73,19 @@ class IndexCheck:
     node: Node
     index: _Index
 
-    def maximum(self, args: Sequence[Any]) -> jax.Array:
+    def maximum(self, args: Sequence[Any], size: jax.Array | int) -> jax.Array:
         """The largest index as an unsigned scalar, counted from ``-size`` where negative ones are allowed."""
         values = self.index.of(args)
         if values.dtype.itemsize < 4 or values.dtype in (np.dtype(np.uint32), np.dtype(np.uint64)):
             values = values.astype(jnp.int32)
         if self.index.wraps:
-            values = values + np.asarray(self.index.size, values.dtype)
+            values = values + jnp.asarray(size, values.dtype)
         unsigned = lax.bitcast_convert_type(values, np.dtype(f"uint{8 * values.dtype.itemsize}"))
         return jnp.minimum(jnp.max(unsigned), np.asarray(2**32 - 1, unsigned.dtype)).astype(jnp.uint32)
 
-    @property
-    def limit(self) -> int:
+    def limit(self, size: Any) -> Any:
         """The smallest :meth:`maximum` that is too large."""
-        return self.index.size * (2 if self.index.wraps else 1)
+        return size * (2 if self.index.wraps else 1)
 
     def error(self, maximum: int) -> Exception:
         """The error that stock's kernel raises, given the :meth:`maximum`."""
@@ -105,6 +106,7 @@ class IndexFindings:
         for number, check in enumerate(checks):
             self._of.setdefault(check.node, []).append(number)
         self._found: dict[int, jax.Array] = {}
+        self._sizes: dict[int, jax.Array] = {}  # true ones, where the graph's are bounds
 
     def follow(self, schedule: Schedule) -> None:
         """Take the schedule of what runs: of a loop's body one copy is computed, which stands for all."""
@@ -117,10 +119,22 @@ class IndexFindings:
                 if of_copies:
                     self._of[op.node] = of_copies[0]
 
-    def note(self, node: Node, args: Sequence[Any]) -> None:
-        """An op is computed with these arguments."""
+    def looks_at(self, node: Node) -> bool:
+        """Whether an op has indices to check."""
+        return node in self._of
+
+    def note(self, node: Node, args: Sequence[Any], size: Callable[[int], jax.Array | None] | None = None) -> None:
+        """An op is computed with these arguments.
+
+        Args:
+            size: the true size of a dim of the first operand; None: that of the graph.
+        """
         for number in self._of.get(node, ()):
-            found = self._checks[number].maximum(args)
+            index = self._checks[number].index
+            true = None if size is None or index.dim is None else size(index.dim)
+            if true is not None:
+                self._sizes[number] = true
+            found = self._checks[number].maximum(args, index.size if true is None else true)
             before = self._found.get(number)
             self._found[number] = found if before is None else jnp.maximum(found, before)
 
@@ -145,7 +159,10 @@ class IndexFindings:
             return [], None
         numbers = sorted(self._found)
         maxima = jnp.stack([self._found[number] for number in numbers])
-        outside = maxima >= np.asarray([self._checks[number].limit for number in numbers], np.uint32)
+        limits = [self._checks[number].limit(self._sizes.get(number, self._checks[number].index.size)) for number in numbers]
+        outside = maxima >= (
+            jnp.stack([jnp.asarray(one, jnp.uint32) for one in limits]) if self._sizes else np.asarray(limits, np.uint32)
+        )
         first = jnp.argmax(outside)
         any_outside = outside[first]
         number = jnp.where(any_outside, jnp.asarray(np.asarray(numbers, np.int32) + 1)[first], 0)
@@ -218,7 +235,7 @@ def _in_self(value: int) -> Exception:
 
 
 def _embedding(node: Node) -> Iterator[_Index]:
-    yield _Index("embedding", _at(1), _shape(node)[0], wraps=False, said=_in_self)
+    yield _Index("embedding", _at(1), _shape(node)[0], wraps=False, said=_in_self, dim=0)
 
 
 def _take(node: Node) -> Iterator[_Index]:
@@ -235,7 +252,7 @@ def _along(said: Callable[[int, int], Callable[[int], Exception]] | None, *, wra
         shape: tuple[int, ...] = _shape(node) or (1,)
         dim = canonical_dim(node.args[1], len(shape))  # pyright: ignore[reportArgumentType]
         size = shape[dim]
-        yield _Index(_name(node), _at(2), size, wraps, _in_self if said is None else said(dim, size))
+        yield _Index(_name(node), _at(2), size, wraps, _in_self if said is None else said(dim, size), dim)
 
     return rule
 
@@ -283,7 +300,7 @@ def _advanced(node: Node) -> Iterator[_Index]:
     for dim, value in enumerate(values):
         if value is not None:
             of = functools.partial(_item, dim)
-            yield _Index(_name(node), of, shape[dim], wraps=True, said=_out_of_bounds(IndexError, dim, shape[dim]))
+            yield _Index(_name(node), of, shape[dim], wraps=True, said=_out_of_bounds(IndexError, dim, shape[dim]), dim=dim)
 
 
 def _item(dim: int, args: Sequence[Any]) -> Any:

@@ -16,6 +16,8 @@ from xlatrain.bridge.capture.capture import Capture, TensorSpec
 from xlatrain.bridge.errors import BridgeError, LoweringError
 from xlatrain.bridge.loops.scan import Values
 from xlatrain.bridge.loops.schedule import Loop, operands_of, unrolled
+from xlatrain.bridge.lower.bounded.call import BoundedCall, TrueNumbers
+from xlatrain.bridge.lower.bounded.table import compute as compute_bounded
 from xlatrain.bridge.lower.channels_last import channels_last, images
 from xlatrain.bridge.lower.index_checks import IndexFindings
 from xlatrain.bridge.lower.prng import KeyPerOp, use_key
@@ -32,7 +34,12 @@ class Lowered(Protocol):
     """A function of arrays, a key, and what takes the largest indices (:mod:`xlatrain.bridge.lower.index_checks`)."""
 
     def __call__(
-        self, inputs: Sequence[Any], key: jax.Array | KeyPerOp | None, found: IndexFindings | None = None, /
+        self,
+        inputs: Sequence[Any],
+        key: jax.Array | KeyPerOp | None,
+        found: IndexFindings | None = None,
+        numbers: tuple[jax.Array, jax.Array] | None = None,
+        /,
     ) -> list[Any]: ...
 
 
@@ -57,7 +64,8 @@ def lower(
             unknown.
 
     It takes one array per input (in order; dtype :func:`~xlatrain.bridge.tensors.dtypes.jax_dtype` of torch's) and a PRNG key
-    (None where the graph draws no random numbers), and gives one array per output.
+    (None where the graph draws no random numbers), and gives one array per output. Where the graph's sizes are bounds it takes
+    the numbers that change, too: :meth:`xlatrain.bridge.capture.bounds.Bounds.values` as int32 and float32 arrays.
 
     Raises:
         LoweringError: ops of the graph have no lowering; all of them are listed, each with the user's line.
@@ -69,12 +77,19 @@ def lower(
     constants = {name: as_numpy(tensor.detach().clone()) for name, tensor in capture.constants.items()}
     turned = images(capture.graph.graph) if platform == "cpu" else frozenset[Node]()
 
-    def run(inputs: Sequence[Any], key: jax.Array | KeyPerOp | None, found: IndexFindings | None = None, /) -> list[Any]:
+    def run(
+        inputs: Sequence[Any],
+        key: jax.Array | KeyPerOp | None,
+        found: IndexFindings | None = None,
+        numbers: tuple[jax.Array, jax.Array] | None = None,
+        /,
+    ) -> list[Any]:
         found = found or IndexFindings(())
         found.follow(schedule)
+        true = None if capture.bounds is None or numbers is None else TrueNumbers(capture.bounds, *numbers)
 
         def compute(node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
-            return _call(capture, node, operands, draw, found, turned=node in turned)
+            return _call(capture, node, operands, draw, found, true, turned=node in turned)
 
         values = Values(schedule, platform, found)
         given = iter(inputs)
@@ -124,11 +139,19 @@ def _check_lowerings(capture: Capture) -> None:
 
 
 def _call(
-    capture: Capture, node: Node, operands: list[Any], draw: int | jax.Array | None, found: IndexFindings, *, turned: bool
+    capture: Capture,
+    node: Node,
+    operands: list[Any],
+    draw: int | jax.Array | None,
+    found: IndexFindings,
+    true: TrueNumbers | None,
+    *,
+    turned: bool,
 ) -> Any:
     """Lower one op, with ``operands`` as the values of its nodes in the order of ``map_arg``.
 
-    ``draw`` replaces the number of its draw; if ``turned``, images have their channels last in it.
+    ``draw`` replaces the number of its draw; ``true`` are the numbers that change in the graph; if ``turned``, images have their
+    channels last in it.
     """
     given = iter(operands)
     args, kwargs = map_arg((node.args, node.kwargs), lambda _: next(given))
@@ -138,9 +161,14 @@ def _call(
         return cast(Any, node.target)(*args, **kwargs)  # operator.getitem on a tuple of results
     lowering = lowering_of(node.target)
     assert lowering is not None
-    found.note(node, args)
+    changing = true if true is not None and true.concerns(node) else None
+    if changing is None:
+        found.note(node, args)
     try:
-        value = channels_last(lowering, node, args, kwargs) if turned else lowering(*args, **kwargs)
+        if changing is not None:
+            value = compute_bounded(BoundedCall(node, args, kwargs, lowering, changing, found))
+        else:
+            value = channels_last(lowering, node, args, kwargs) if turned else lowering(*args, **kwargs)
     except BridgeError:
         raise
     except Exception as error:

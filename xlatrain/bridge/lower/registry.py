@@ -41,7 +41,7 @@ _F = TypeVar("_F", bound=Lowering)
 _TABLE: dict[torch._ops.OpOverload, Lowering] = {}
 
 
-def _resolve(name: str) -> torch._ops.OpOverload | None:
+def resolve(name: str) -> torch._ops.OpOverload | None:
     """``"aten.add.Tensor"`` → the overload, or None where this torch does not have it (2.11 to 2.13 differ)."""
     namespace, op, overload = name.split(".")
     packet = getattr(getattr(torch.ops, namespace), op, None)
@@ -60,7 +60,7 @@ def lowers(*names: str) -> Callable[[_F], _F]:
 
     def register(fn: _F) -> _F:
         for name in names:
-            op = _resolve(name)
+            op = resolve(name)
             if op is None:
                 continue
             if op in _TABLE:
