@@ -10,7 +10,7 @@ import torch
 from packaging.version import Version
 
 import xlatrain.bridge.lower.lowerings
-from xlatrain.bridge.lower.registry import _resolve, lowered_ops, lowers
+from xlatrain.bridge.lower.registry import lowered_ops, lowers, resolve
 
 _FOLDER = Path(xlatrain.bridge.lower.lowerings.__file__).parent
 
@@ -27,7 +27,7 @@ def _names(source: str) -> set[str]:
 @pytest.mark.skipif(Version(torch.__version__).release < (2, 13), reason="older versions lack some of the ops")
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_names_exist(path):
-    unknown = {name for name in _names(path.read_text()) if _resolve(name) is None}
+    unknown = {name for name in _names(path.read_text()) if resolve(name) is None}
     assert not unknown
 
 
