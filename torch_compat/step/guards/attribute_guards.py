@@ -25,6 +25,7 @@ from torch_compat.step.host.draws import GENERATORS, DrawRecorder
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.metrics.calls import metric_modules
 from torch_compat.step.values.marks import PLAIN, same
+from xlatrain.bridge.patches import patched
 
 _NOT_STATE = frozenset(
     {
@@ -194,18 +195,10 @@ class AttributeGuards:
             return read_and_note
 
         kinds = {torch.nn.Module, *(type(owner) for owner in self._others.values())}
-        own = {kind: kind.__dict__.get("__getattribute__") for kind in kinds}
-        originals = {kind: kind.__getattribute__ for kind in kinds}
-        for kind in kinds:
-            kind.__getattribute__ = noting(originals[kind])
         try:
-            yield
+            with patched([(kind, "__getattribute__", noting(kind.__getattribute__)) for kind in kinds]):
+                yield
         finally:
-            for kind, before in own.items():
-                if before is None:
-                    del kind.__getattribute__
-                else:
-                    kind.__getattribute__ = before
             self._written_in_capture = None
             self._watch(step)
             self._hold(step)

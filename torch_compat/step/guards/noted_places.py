@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import sys
 import types
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
@@ -92,7 +90,7 @@ class NotedPlaces:
         self._of_libraries: set[Key] = set()
         self._kept_changes: dict[Key, Location] = {} if kept_changes is None else kept_changes
         self._leads: dict[int, Key] = {}  # where an object was found, by its id: whether the step made it is seen by who holds it
-        self._objects: dict[int, weakref.ref[Any]] = {}  # whose attributes a dict has; weakly, see above
+        self._objects: dict[int, tuple[int, type]] = {}  # whose attributes a dict has
         self._ambient = {id(function): mark(function()) for function in AMBIENT}
 
     def note(self, location: Location, *, read: bool) -> None:
@@ -143,8 +141,7 @@ class NotedPlaces:
 
     def has_attributes(self, owner: Any, held: dict[str, Any]) -> None:
         """``held`` has the attributes of ``owner``."""
-        with contextlib.suppress(TypeError):  # an object that nothing can refer to weakly
-            self._objects[id(held)] = weakref.ref(owner)
+        self._objects[id(held)] = id(owner), type(owner)
 
     def _meet(self, value: Any, location: Location) -> None:
         """Take note of what gives something else each time that it is asked."""
@@ -224,9 +221,12 @@ class NotedPlaces:
 
     def _owner(self, location: Location) -> Any:
         """The object whose attributes a dict has, or the owner of the place itself."""
-        found = self._objects.get(id(location.owner))
-        owner = None if found is None else found()
-        return location.owner if owner is None else owner
+        of, _ = self._objects.get(id(location.owner), (0, None))
+        above = self._first.get(self._leads.get(of, ("", 0, None)), (None,))[0]
+        if above is None:
+            return location.owner
+        held = inside(above.owner) if isinstance(above, Contents) else [above.value()]
+        return next((one for one in held if id(one) == of), location.owner)
 
     def _name(self, location: Location) -> str:
         """The name of a variable or attribute that leads to an object; "" where none is known."""
@@ -242,7 +242,7 @@ class NotedPlaces:
         return ""
 
     def _foreign(self, location: Location) -> type | None:
-        kind = type(self._owner(location))
+        _, kind = self._objects.get(id(location.owner), (0, type(location.owner)))
         return kind if is_third_party(kind.__module__) or location.key in self._of_libraries else None
 
     def _is_kept(self, location: Location) -> bool:
