@@ -282,3 +282,24 @@ def test_the_object_that_is_to_be_followed_is_the_one_that_a_name_leads_to() -> 
     with pytest.raises(ChangedSurroundingsError) as raised:
         around(_sets_attribute)
     assert list(raised.value.changed.values()) == [HELPER]
+
+
+@functools.singledispatch
+def dispatched(value: Any) -> float:
+    return 1.0
+
+
+def _registers() -> None:
+    dispatched(1)
+    dispatched.register(int, lambda value: 2.0)
+    dispatched(1)
+
+
+def test_what_a_step_registers_is_taken_back_wherever_it_is_kept() -> None:
+    guards = PlaceGuards(torch.nn.Module(), {})
+    guards.add_function(STEP, _registers)
+    with guards.taken_back(STEP) as changed:
+        _registers()
+    with pytest.raises(ChangedSurroundingsError, match="singledispatch"):
+        guards.refuse_changes(STEP, changed)
+    assert dispatched(1) == 1.0

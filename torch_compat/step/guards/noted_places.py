@@ -31,7 +31,7 @@ from torch_compat.step.guards.locations import (
     is_variable,
 )
 from torch_compat.step.guards.one_shot_objects import is_consumed, is_iterator, refuse
-from torch_compat.step.guards.origins import is_library, is_third_party
+from torch_compat.step.guards.origins import is_library, is_noted, is_third_party
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
@@ -174,15 +174,16 @@ class NotedPlaces:
             changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
             known = followed() if changed else ()
             changed = [one for one in changed if id(one[0].owner) not in known]
+        changed = [one for one in changed if not isinstance(one[0].owner, functools._lru_cache_wrapper)]
+        staying = self._staying([location for location, _, _ in changed])
         changes = []
         for location, _, kept in changed:
-            if isinstance(location.owner, functools._lru_cache_wrapper):
-                continue
-            if self._is_kept(location):
+            if location.key in staying:
+                self._kept_changes[location.key] = location
                 self._guards.discard(location.key)
-                continue
-            location.restore(kept)
-            changes.append(self._change(location))
+            else:
+                location.restore(kept)
+                changes.append(self._change(location))
         opaque = [location for location, _, _ in self._first.values() if isinstance(location, Opaque)]
         changes += [Change(f"changes {location.text}") for location in opaque]
         found = [location for key, (location, _, _) in self._first.items() if key in self._guards]
@@ -245,16 +246,22 @@ class NotedPlaces:
         _, kind = self._objects.get(id(location.owner), (0, type(location.owner)))
         return kind if is_third_party(kind.__module__) or location.key in self._of_libraries else None
 
-    def _is_kept(self, location: Location) -> bool:
-        """Whether a change stays: the first of a place that only code of an installed package knows, as of a cache."""
-        key = location.key
-        if key not in self._of_libraries or key in self._kept_changes:
-            return False
-        now = [location.value()] if isinstance(location, Entry | Item | Variable) else inside(location.owner)
-        if any(stands_in(one) for one in now):
-            return False
-        self._kept_changes[key] = location
-        return True
+    def _staying(self, changed: Collection[Location]) -> set[Key]:
+        """The changes that stay: the first of a place that only code of an installed package knows, as of a cache.
+
+        None where a function of the user's is in such places and nowhere else: the step has made it, and registered it.
+        """
+        found = {
+            one.key: [one.value()] if isinstance(one, Entry | Item | Variable) else list(inside(one.owner))
+            for one in changed
+            if one.key in self._of_libraries and one.key not in self._kept_changes
+        }
+        held = Counter(id(one) for values in found.values() for one in values)
+        return {
+            key
+            for key, values in found.items()
+            if not any(stands_in(one) or (_is_users(one) and _holders(one) <= 2 * held[id(one)]) for one in values)
+        }
 
     def _drop_own(self) -> None:
         """Forget objects that nobody else holds: the step has made them, and no other step can meet them."""
@@ -270,6 +277,15 @@ class NotedPlaces:
             for key in gone:
                 del self._first[key]
                 self._guards.discard(key)
+
+
+def _is_users(value: Any) -> bool:
+    return type(value) is types.FunctionType and is_noted(value)
+
+
+def _holders(value: Any) -> int:
+    """How many hold an object besides those that ask."""
+    return sys.getrefcount(value) - 3
 
 
 def _references(location: Location) -> int:
