@@ -104,7 +104,7 @@ def given(value: Any) -> Callable[[], Any]:
     return lambda: len(repr(value))
 
 
-CASES: dict[str, tuple[Callable[[], Any], Any, str, Any]] = {
+CASES: dict[str, tuple[Callable[[], Any], Any, Any, Any]] = {
     "global": (lambda: FACTOR * 2, globals(), "FACTOR", 2.0),
     "global of a partial in a list": (lambda: FUNCTIONS[0](1.0), globals(), "FACTOR", 2.0),
     "global that a method reads": (lambda: HELPER.beta_one(), globals(), "HIDDEN", 2.0),
@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Callable[[], Any], Any, str, Any]] = {
     "forward of a layer": (lambda: torch.nn.ReLU()(torch.ones(1)), torch.nn.ReLU, "forward", lambda self, x: x),
     "attribute of an installed package's object": (lambda: FOREIGN.nested, vars(FOREIGN), "nested", {}),
     "entry": (lambda: ORDERED["a"], ORDERED, "a", 2.0),
-    "entry that a method of C is given for": (lambda: max([1.0, 2.0], key=RANKS.get), RANKS, 2.0, 0),
+    "entry that a method of C is given for": (lambda: max([1.0, 2.0], key=RANKS.get), RANKS, 2.0, 0),  # pyright: ignore[reportArgumentType, reportCallIssue]
     "size that torch gets": (lambda: torch.zeros(SIZES), SIZES, 0, 3),
     "list that torch makes a tensor of": (lambda: torch.tensor(SIZES), SIZES, 0, 3),
     "entry of an array of objects": (lambda: float(OBJECTS[0]), OBJECTS, 0, 2.0),
