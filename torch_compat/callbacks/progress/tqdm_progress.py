@@ -232,6 +232,7 @@ class TQDMProgressBar(DrawnBar):
             self._end_compiling(bar, n)
             bar.set_postfix(metrics)
         elif self._should_update(n, bar.total) and _advance(bar, n):
+            bar.refresh()
             bar.set_postfix(self.get_metrics(trainer, pl_module))
 
     def announce(self, text: str) -> None:
