@@ -15,6 +15,7 @@ import pytest
 import torch
 from flax import nnx
 from jax.sharding import PartitionSpec
+from torch.utils.data import DataLoader
 
 import torch_compat as pl
 import xlatrain
@@ -23,13 +24,21 @@ from torch_compat.demos.boring_classes import BoringModel
 from torch_compat.fabric import Fabric
 from torch_compat.loggers import CSVLogger
 from torch_compat.tuner import Tuner
+from torch_compat.utilities.padding import PadToLengths
+from xlatrain.checkpoint import Retention
 from xlatrain.mesh import make_mesh
 
 
 class Module(BoringModel):
-    """Has a rate that a finder can set."""
+    """Has a rate that a finder can set, and logs its losses."""
 
     lr = 0.1
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.step(batch))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", self.step(batch))
 
 
 class Classifier(xlatrain.JaxModule):
@@ -64,22 +73,48 @@ def names() -> dict[str, Any]:
         "Classifier": Classifier,
         "module": module,
         "net": torch.nn.Linear(32, 2),
-        "loader": torch.utils.data.DataLoader(torch.randn(16, 32), 2),
+        "loader": DataLoader(torch.randn(16, 32), 2),
+        "batch": torch.randn(2, 32),
+        "DataLoader": DataLoader,
+        "BoringModel": BoringModel,
+        "PadToLengths": PadToLengths,
+        "Retention": Retention,
         "trainer": pl.Trainer(max_epochs=4, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False),
         "batches": [(np.ones((8, 4), np.float32), np.zeros(8, np.int32))],
     }
 
 
+def in_fabric() -> dict[str, Any]:
+    """A Fabric, and what it has set up."""
+    fabric = Fabric(accelerator="cpu", devices=2)
+    fabric.launch()
+    net = torch.nn.Linear(32, 2)
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 0.1))
+    return {"fabric": fabric, "model": model, "optimizer": optimizer}
+
+
+TRAINER = [pl.Trainer, *(getattr(pl.Trainer, name) for name in ("validate", "test", "predict", "preflight"))]
+MODULE = [
+    getattr(pl.LightningModule, name) for name in ("save_hyperparameters", "optimizers", "manual_backward", "toggle_optimizer")
+]
+FABRIC = [getattr(Fabric, name) for name in ("setup_dataloaders", "backward", "save", "load", "all_reduce")]
+CALLBACKS = [
+    *(callbacks.ModelCheckpoint, callbacks.TieredCheckpoint, callbacks.EarlyStopping, callbacks.Timer),
+    *(callbacks.LearningRateFinder, callbacks.LearningRateMonitor, callbacks.BatchSizeFinder),
+    *(callbacks.WeightAveraging, callbacks.StochasticWeightAveraging),
+    *(callbacks.NonFiniteGuard, callbacks.SilentDataCorruptionCheck),
+]
 PUBLIC = [
-    *(pl.Trainer, Fabric, xlatrain.fit, xlatrain.JaxModule, strategies.MeshStrategy, Tuner, make_mesh),
-    *(callbacks.ModelCheckpoint, callbacks.EarlyStopping, callbacks.LearningRateMonitor, callbacks.NonFiniteGuard),
+    *(*TRAINER, *MODULE, *CALLBACKS, Fabric, *FABRIC, pl.LightningDataModule, PadToLengths),
+    *(xlatrain.fit, xlatrain.JaxModule, strategies.MeshStrategy, Tuner, make_mesh),
 ]
 
 
-@pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__name__)
+@pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__qualname__)
 def test_the_example_runs(public: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"::\n\n((?:(?: {4}.*)?\n)+)", f"{inspect.getdoc(public)}\n")
     assert examples
     for example in examples:
-        exec(compile(textwrap.dedent(example), public.__name__, "exec"), names())
+        known = names() | (in_fabric() if public in FABRIC else {})
+        exec(compile(textwrap.dedent(example), public.__qualname__, "exec"), known)

@@ -21,6 +21,18 @@ class BatchSizeFinder(Callback):
     ``batch_arg_name``. Each size that is tried compiles a program. Several devices of one process are supported, several
     processes are not.
 
+    ::
+
+        class Sized(BoringModel):
+            batch_size = 2
+
+            def train_dataloader(self):
+                return DataLoader(torch.randn(64, 32), self.batch_size)
+
+        finder = BatchSizeFinder(max_trials=2)
+        pl.Trainer(max_epochs=1, callbacks=[finder]).fit(Sized())
+        assert finder.optimal_batch_size == 4
+
     Args:
         mode: "power" doubles until memory runs out, "binsearch" then halves the interval.
         steps_per_trial: steps with each size.

@@ -27,6 +27,11 @@ class SilentDataCorruptionCheck(Callback):
     warning says how much, and ``replica_checks`` in the run report. With a data axis beside it (``MeshStrategy(axes={"data": 2,
     "fsdp": -1})``, or ``HYBRID_SHARD``) all of it is. Where two replicas alone differ, both are named.
 
+    ::
+
+        trainer = pl.Trainer(max_epochs=1, devices=2, strategy="ddp", callbacks=[SilentDataCorruptionCheck(100)])
+        trainer.fit(module, loader)
+
     Args:
         every_n_train_steps: optimizer steps from one check to the next.
 

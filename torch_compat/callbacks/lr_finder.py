@@ -18,6 +18,12 @@ class LearningRateFinder(Callback):
     Override ``on_fit_start`` to do nothing and call ``lr_find(trainer, pl_module)`` in another hook to look for one at other
     times.
 
+    ::
+
+        finder = LearningRateFinder(num_training_steps=40)
+        pl.Trainer(max_epochs=1, devices=1, callbacks=[finder]).fit(module)
+        assert module.lr == finder.optimal_lr.suggestion()
+
     Args:
         min_lr, max_lr: range of learning rates.
         num_training_steps: how many are tried, one in each step.

@@ -32,6 +32,11 @@ class StochasticWeightAveraging(Callback):
 
     Averages live where the parameters live, sharded like them, so sharded models are averaged too.
 
+    ::
+
+        averaging = StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=0.5)
+        pl.Trainer(max_epochs=4, callbacks=[averaging]).fit(module, loader)
+
     Args:
         swa_lrs: learning rate to anneal to: one, or one for each param group.
         swa_epoch_start: when it starts: an epoch, counted from 1, or a fraction of ``max_epochs``.

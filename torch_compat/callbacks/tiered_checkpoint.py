@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 class TieredCheckpoint(ModelCheckpoint):
     """``ModelCheckpoint`` that keeps by several rules at once, and copies to a second, durable directory in the background.
 
-        TieredCheckpoint(
-            "/local/run", every_n_train_steps=100, retention=Retention(last=2),
-            durable_dirpath="gs://bucket/run", durable_retention=Retention(last=3, every_n_steps=10_000),
-        )
+    ::
 
-    Training waits for neither. What is copied is what was committed, ``last.ckpt`` and the checkpoint of a preempted run too;
-    ``fit`` returns after the last copy, and raises then if something could not be copied. ``fit(ckpt_path="auto")`` continues
-    from whichever directory has the newest complete checkpoint, and brings it back first if that is the durable one.
+        saves = TieredCheckpoint(
+            "local", every_n_train_steps=1, retention=Retention(last=2),
+            durable_dirpath="memory://run", durable_retention=Retention(last=3, every_n_steps=10_000),
+        )
+        pl.Trainer(max_epochs=3, callbacks=[saves]).fit(module, loader)
+
+    ``memory://run`` stands for a bucket here: ``gs://bucket/run``. Training waits for neither directory. What is copied is what
+    was committed, ``last.ckpt`` and the checkpoint of a preempted run too; ``fit`` returns after the last copy, and raises
+    then if something could not be copied. ``fit(ckpt_path="auto")`` continues from whichever directory has the newest complete
+    checkpoint, and brings it back first if that is the durable one.
 
     Args:
         *args, **kwargs: as for ``ModelCheckpoint``.

@@ -31,6 +31,12 @@ class Timer(Callback):
 
     Time spent before a checkpoint was saved counts when training is resumed from it.
 
+    ::
+
+        timer = Timer("00:12:00:00")
+        pl.Trainer(max_epochs=1, callbacks=[timer]).fit(module, loader)
+        assert timer.time_elapsed("train") > 0
+
     Args:
         duration: "DD:HH:MM:SS", a timedelta, a dict of timedelta's arguments, or None for no limit.
         interval: "step" stops after any batch, "epoch" only after an epoch.

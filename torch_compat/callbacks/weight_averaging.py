@@ -27,6 +27,11 @@ class WeightAveraging(Callback):
 
     Override ``should_update`` to choose when averages are updated.
 
+    ::
+
+        averaging = WeightAveraging(avg_fn=torch.optim.swa_utils.get_ema_avg_fn(0.999))
+        pl.Trainer(max_epochs=1, callbacks=[averaging]).fit(module, loader)
+
     Args:
         device: for Lightning's signature; averages stay where the parameters are, whatever it names.
         use_buffers: average the buffers too; if not, each update copies them.

@@ -28,6 +28,17 @@ Datasets = Dataset[Any] | Iterable[Dataset[Any]]
 class LightningDataModule(DataHooks, HyperparametersMixin):
     """Bundles ``prepare_data``, ``setup``, the loaders and ``teardown``.
 
+    ::
+
+        class Numbers(pl.LightningDataModule):
+            def setup(self, stage):
+                self.numbers = torch.randn(16, 32)
+
+            def train_dataloader(self):
+                return DataLoader(self.numbers, batch_size=2)
+
+        trainer.fit(module, datamodule=Numbers())
+
     Attributes:
         name: for the user's own use.
         trainer: the Trainer that runs with this data module, or None.

@@ -48,6 +48,16 @@ class HyperparametersMixin:
         derive from each other, or a module is made in another one's constructor, the arguments of all these constructors are
         saved, and the outermost's win. Arguments have the values that their names hold at the time of the call.
 
+        ::
+
+            class Net(pl.LightningModule):
+                def __init__(self, width=8, lr=0.1):
+                    super().__init__()
+                    self.save_hyperparameters()
+                    self.layer = torch.nn.Linear(32, self.hparams.width)
+
+            assert Net(width=4).hparams == {"width": 4, "lr": 0.1}
+
         Args:
             *args: names of the arguments to save; or one object that *is* the hyperparameters (dict, ``Namespace`` or
                 OmegaConf container).

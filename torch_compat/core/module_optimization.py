@@ -34,6 +34,15 @@ class OptimizationMembers(nn.Module):
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """The optimizers of the run, for manual optimization: the optimizer, or a list where there are several.
 
+        ::
+
+            class Halving(BoringModel):
+                def on_train_epoch_end(self):
+                    for group in self.optimizers().param_groups:
+                        group["lr"] /= 2
+
+            trainer.fit(Halving(), loader)
+
         Args:
             use_pl_optimizer: as :class:`LightningOptimizer` (whose ``step`` respects precision and counts steps); else the
                 torch optimizers.
@@ -58,7 +67,21 @@ class OptimizationMembers(nn.Module):
         return [config.scheduler for config in configs]
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """``loss.backward()`` for manual optimization, with the run's precision and strategy; extra arguments go to backward."""
+        """``loss.backward()`` for manual optimization, with the run's precision and strategy; extra arguments go to backward.
+
+        ::
+
+            class Manual(BoringModel):
+                automatic_optimization = False
+
+                def training_step(self, batch, batch_idx):
+                    optimizer = self.optimizers()
+                    optimizer.zero_grad()
+                    self.manual_backward(self(batch).pow(2).mean())
+                    optimizer.step()
+
+            trainer.fit(Manual(), loader)
+        """
         if self._fabric is not None:
             self._fabric.backward(loss, *args, **kwargs)
             return
@@ -79,7 +102,35 @@ class OptimizationMembers(nn.Module):
             loss.backward(*args, **kwargs)
 
     def toggle_optimizer(self, optimizer: Optimizer | LightningOptimizer) -> None:
-        """Let only ``optimizer``'s parameters require gradients, until :meth:`untoggle_optimizer`."""
+        """Let only ``optimizer``'s parameters require gradients, until :meth:`untoggle_optimizer`.
+
+        ::
+
+            class Gan(pl.LightningModule):
+                def __init__(self):
+                    super().__init__()
+                    self.automatic_optimization = False
+                    self.generator, self.critic = torch.nn.Linear(4, 32), torch.nn.Linear(32, 1)
+
+                def training_step(self, batch, batch_idx):
+                    for_generator, for_critic = self.optimizers()
+                    noise = torch.randn(len(batch), 4, device=self.device)
+                    self.toggle_optimizer(for_generator)
+                    self.manual_backward(-self.critic(self.generator(noise)).mean())  # no gradients for the critic
+                    for_generator.step()
+                    for_generator.zero_grad()
+                    self.untoggle_optimizer(for_generator)
+                    self.toggle_optimizer(for_critic)
+                    self.manual_backward(self.critic(self.generator(noise)).mean() - self.critic(batch).mean())
+                    for_critic.step()
+                    for_critic.zero_grad()
+                    self.untoggle_optimizer(for_critic)
+
+                def configure_optimizers(self):
+                    return [torch.optim.Adam(part.parameters()) for part in (self.generator, self.critic)]
+
+            trainer.fit(Gan(), loader)
+        """
         self._param_requires_grad_state = take_requires_grad(_as_list(self.optimizers()), optimizer)
 
     def untoggle_optimizer(self, optimizer: Optimizer | LightningOptimizer) -> None:

@@ -19,6 +19,10 @@ class Checkpoints(World):
     def save(self, path: str | Path, state: dict[str, Any], filter: dict[str, Callable[[str, Any], bool]] | None = None) -> None:
         """Writes modules, optimizers and anything else that can be pickled; every process calls it; returns when committed.
 
+        ::
+
+            fabric.save("run.ckpt", {"model": model, "optimizer": optimizer, "step": 3})
+
         Args:
             path: of the checkpoint: a file, or a directory where parameters are split over devices.
             state: of modules and optimizers the ``state_dict()`` is saved, shard by shard; of all else that has
@@ -50,6 +54,12 @@ class Checkpoints(World):
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Reads a checkpoint into ``state``, in place: onto any mesh, whatever mesh saved it.
+
+        ::
+
+            fabric.save("run.ckpt", {"model": model, "optimizer": optimizer, "step": 3})
+            rest = fabric.load("run.ckpt", {"model": model, "optimizer": optimizer})
+            assert rest == {"step": 3}
 
         Args:
             path: what :meth:`save` was given, here or under stock Fabric.

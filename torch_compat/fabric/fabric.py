@@ -269,6 +269,11 @@ class Fabric(Reports, Checkpoints):
     ) -> Any:
         """Loaders whose batches are this process's rows of the global batch: ``batch_size`` × the devices that split it.
 
+        ::
+
+            for batch in fabric.setup_dataloaders(loader):
+                model(batch)
+
         Args:
             *dataloaders: the user's; their samplers define one global order.
             use_distributed_sampler: False leaves the batches as they are: each is one process's batch.
@@ -335,6 +340,13 @@ class Fabric(Reports, Checkpoints):
 
     def backward(self, tensor: Tensor, *args: Any, model: _FabricModule | None = None, **kwargs: Any) -> None:
         """Gradients of ``tensor``, added to ``p.grad``: those of the global batch, where ``tensor`` is a mean over rows.
+
+        ::
+
+            loss = model(batch).pow(2).mean()
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
 
         Args:
             tensor: the loss.

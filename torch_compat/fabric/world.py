@@ -90,7 +90,12 @@ class World:
         return apply_to_collection(data, Tensor, self._strategy.all_gather, group=group, sync_grads=sync_grads)
 
     def all_reduce(self, data: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
-        """Tensors (and numbers) reduced over processes."""
+        """Tensors (and numbers) reduced over processes.
+
+        ::
+
+            loss = fabric.all_reduce(model(batch).mean(), reduce_op="mean")
+        """
         self._check_launched()
         data = convert_to_tensors(data, device=self.device)
         return apply_to_collection(data, Tensor, self._strategy.all_reduce, group=group, reduce_op=reduce_op)

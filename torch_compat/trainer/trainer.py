@@ -307,7 +307,12 @@ class Trainer(TrainerProperties):
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """Run a pass over the validation set; the epoch's metrics, a dict for each loader."""
+        """Run a pass over the validation set; the epoch's metrics, a dict for each loader.
+
+        ::
+
+            loss = trainer.validate(module, loader)[0]["val_loss"]
+        """
         return self._evaluate(
             TrainerFn.VALIDATING, self.validate_loop, model, dataloaders, ckpt_path, verbose, datamodule, weights_only
         )
@@ -323,7 +328,12 @@ class Trainer(TrainerProperties):
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
-        """Run a pass over the test set; the epoch's metrics, a dict for each loader."""
+        """Run a pass over the test set; the epoch's metrics, a dict for each loader.
+
+        ::
+
+            loss = trainer.test(module, loader)[0]["test_loss"]
+        """
         return self._evaluate(TrainerFn.TESTING, self.test_loop, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def _evaluate(
@@ -359,7 +369,12 @@ class Trainer(TrainerProperties):
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
     ) -> Any:
-        """Run a prediction pass; a list of ``predict_step``'s outputs (this process's rows), or a list for each loader."""
+        """Run a prediction pass; a list of ``predict_step``'s outputs (this process's rows), or a list for each loader.
+
+        ::
+
+            outputs = torch.cat(trainer.predict(module, loader))
+        """
         dataloaders, datamodule = loaders_and_datamodule(dataloaders, datamodule, None, "predict")
         module = self._model_for(model, "predict")
 
@@ -390,6 +405,12 @@ class Trainer(TrainerProperties):
         """Compile the first steps of ``fit`` for a pod that is not here, e.g. ``topology="v5e:16x16"``; nothing is run.
 
         See :func:`torch_compat.preflight.preflight` for the other arguments, and for what it raises.
+
+        ::
+
+            trainer = pl.Trainer(accelerator="cpu", devices=8, strategy="fsdp")
+            report = trainer.preflight(module, loader, topology="cpu:8")
+            assert report.fits
 
         Returns:
             An :class:`xlatrain.preflight.report.Report`: whether it fits, bytes per chip, collectives, an estimate of the time.

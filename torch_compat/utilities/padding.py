@@ -55,7 +55,12 @@ def pad_batch(batch: Any, lengths: Sequence[int], fill: Mapping[Any, float], dim
 class PadToLengths:
     """A ``collate_fn``: pads the samples of a batch to one of few lengths, then collates them.
 
-    ``DataLoader(dataset, collate_fn=PadToLengths((64, 128, 256), {"input_ids": 0, "attention_mask": 0, "labels": -100}))``
+    ::
+
+        collate = PadToLengths((8, 16), {"tokens": 0, "labels": -100})
+        samples = [{"tokens": torch.ones(n), "labels": torch.ones(n)} for n in (5, 7)]
+        loader = DataLoader(samples, batch_size=2, collate_fn=collate)
+        assert next(iter(loader))["tokens"].shape == (2, 8)
 
     On several processes each pads its own rows, and all must come to the same length: use one length there, or batch samples
     of like lengths together.
