@@ -126,6 +126,8 @@ class Hooked:
         trainer, optimizing = dict(TRAINERS[self.trainer]), OPTIMIZERS[self.optimizer]
         if optimizing.manual:
             trainer.pop("accumulate_grad_batches", None)  # Lightning refuses it
+        if "ckpt_path" in ENTRIES[self.entry]:
+            trainer.pop("max_steps", None)  # Lightning begins with an epoch without batches then (docs/checkpoints.md)
         return parts.render(trainer, ENTRIES[self.entry], optimizing)
 
 
