@@ -156,6 +156,15 @@ def draws_numpy(parts: Parts, n: int) -> None:
 
 
 @feature
+def draws_arrays(parts: Parts, n: int) -> None:
+    parts.module.append("np.random.seed(3)")
+    drawn = f"d{n} = np.random.normal(0, 1, (2, 3))\nscale = scale * (1 + 0.1 * d{n}.mean())"
+    parts.step.append(f"{drawn}\nscale = scale + 0.1 * float(d{n}[0, 1])\nif d{n}[1, 0] > 1:\n    scale = scale * 1.5")
+    parts.after.append(f"loss = loss * (1 + 0.1 * torch.from_numpy(d{n}).float().tanh().mean())")
+    parts.record.append("float(np.random.uniform())")
+
+
+@feature
 def draws_shuffle(parts: Parts, n: int) -> None:
     parts.module.append("random.seed(3)")
     parts.init.append(f"self.o{n} = [1.0, 2.0, 3.0]")

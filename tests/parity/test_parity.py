@@ -208,6 +208,7 @@ EAGER_CASES = {
     "counted_in_a_class_of_classes": "Counted.steps",
     "raises_in_the_closure_of_an_optimizer_step": "the step raises ValueError",
     "sparse_gradients_of_bags": "embedding_bag with sparse=True",
+    "arrays_drawn_by_numpy_that_tensors_share": "drawn at random",
 }
 
 # Cases whose training is compiled, with the steps of evaluation that are not, and why.

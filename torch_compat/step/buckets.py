@@ -156,6 +156,8 @@ class Buckets:
             spec: the step.
             host_values: with which it was captured.
         """
+        if step.scalars.arrays:  # a bucket would draw more numbers than a batch
+            return None
         if batch.values is None or self._forms.layout.processes > 1 or not self._forms.holds(batch):
             return None
         form = batch.form

@@ -102,7 +102,7 @@ class ProgramBuilder:
         if step.kept is None or key is None:
             return Built(make(), False, stacking)
         rows, split = batch.form.rows, batch.form.split
-        key = (key, rows, split, step.scalars.is_empty, tuple(step.scalars.outcomes))
+        key = (key, rows, split, step.scalars.is_empty, step.scalars.array_forms, tuple(step.scalars.outcomes))
         return Built(*step.kept.program(key, make), stacking)
 
     def _stack(self, step: CapturedStep) -> Stacking | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from basics import Classifier, class_data
@@ -230,3 +231,71 @@ def tensors_carried_under_keys_and_in_attributes(run: Run) -> None:
     model = Balanced()
     run.fit(model, run.trainer(max_epochs=3), run.loader(*class_data(72)))
     run.note("averages", [value.item() for value in (*model.averages.values(), *model.kept)])
+
+
+@case
+def arrays_drawn_by_numpy(run: Run) -> None:
+    class Drawing(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rng = np.random.default_rng(5)
+            self.last: Any = None
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            share = torch.as_tensor(np.random.random((x.size(0), 1)), dtype=x.dtype, device=x.device)
+            shuffled = x[np.random.permutation(len(x))]
+            weights = np.clip(1 + 0.1 * self.rng.normal(0, 1, len(x)), 0.5, 1.5)
+            wrong = torch.from_numpy(np.random.randint(0, 4, len(x)))
+            some = torch.tensor(random.choices(range(4), k=len(x)))
+            logits = self.net(share * x + (1 - share) * shuffled)
+            each = F.cross_entropy(logits, y, reduction="none") * torch.as_tensor(weights, dtype=x.dtype)
+            loss = each.mean() - 0.01 * F.cross_entropy(logits, wrong) + 0.01 * F.cross_entropy(logits, some)
+            noise = torch.from_numpy(np.random.normal(0, 1, x.shape).astype(np.float32)).mul_(0.1)
+            loss = loss + 0.1 * F.cross_entropy(self.net(x + noise), y)
+            mixed = np.random.beta(0.4, 0.4, 3)
+            if mixed[0] > 0.5:
+                loss = loss * float(mixed[1])
+            self.last = mixed
+            self.log("loss", loss)
+            self.log("mean", weights.mean())
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            run.note(f"streams {self.current_epoch} {batch_idx}", [float(np.random.random()), random.random()])
+            run.note(f"last {self.current_epoch} {batch_idx}", self.last.tolist())
+
+    np.random.seed(3)
+    random.seed(4)
+    model = Drawing()
+    run.fit(model, run.trainer(max_epochs=3), run.loader(*class_data(64)))
+
+
+@case
+def arrays_drawn_by_numpy_that_tensors_share(run: Run) -> None:
+    class Drawing(Classifier):
+        def __init__(self, way: str) -> None:
+            super().__init__()
+            self.way = way
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            drawn = np.random.normal(0, 1, x.shape).astype(np.float32)
+            if self.way == "again":
+                torch.from_numpy(drawn).mul_(0.1)
+                noise = torch.from_numpy(drawn.reshape(x.shape))
+            elif self.way == "before":
+                noise = torch.from_numpy(drawn)
+                torch.from_numpy(drawn).mul_(0.1)
+            else:
+                drawn *= 0.1
+                noise = torch.from_numpy(drawn)
+            return F.cross_entropy(self.net(x + noise), y)
+
+    for way in ("again", "before", "array"):
+        np.random.seed(3)
+        model = Drawing(way)
+        run.initialise(model)
+        run.trainer(max_epochs=1).fit(model, run.loader(*class_data(32)))
+        run.note(way, [parameter.detach().clone() for parameter in model.parameters()])
+        run.note(f"{way}, stream", float(np.random.random()))

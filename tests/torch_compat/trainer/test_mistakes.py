@@ -96,8 +96,10 @@ def random_index(model: Model, loss: Tensor, x: Tensor) -> Tensor:
     return loss * len(model.names[random.randint(0, 2)])
 
 
-def random_array(model: Model, loss: Tensor, x: Tensor) -> Tensor:
-    return loss + x[torch.from_numpy(np.random.permutation(len(x)))].mean()
+def random_order(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    order = list(range(len(x)))
+    random.shuffle(order)
+    return loss + x[order].mean()
 
 
 def own_generator(model: Model, loss: Tensor, x: Tensor) -> Tensor:
@@ -137,7 +139,7 @@ MISTAKES: dict[str, Any] = {
     "clock": (clock, r"at first `.*`, now `.*`", r"does not do the same for every batch", "time"),
     "random choice": (random_choice, r"random\.choice\(model\.names\)", r"random\.choice\(\) gives str", "in a hook"),
     "random index": (random_index, r"names\[random\.randint\(0, 2\)\]", r"drawn at random, is used as an index", "torch"),
-    "random array": (random_array, r"np\.random\.permutation", r"permutation\(\) gives ndarray", r"torch\.randperm"),
+    "random order": (random_order, r"random\.shuffle\(order\)", r"shuffle\(\) gives NoneType", r"torch\.randperm"),
     "own generator": (own_generator, r"generator=model\.generator", r"[Gg]enerator", ""),
     "missing op": (missing_op, r"torch\.linalg\.ldl_factor", r"aten\.linalg_ldl_factor_ex\.default", ""),
 }

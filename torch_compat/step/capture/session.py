@@ -26,6 +26,7 @@ from torch_compat.step.guards.place_guards import ChangedSurroundingsError
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.assumptions import Assumptions
 from torch_compat.step.host.host_values import HostValues
+from torch_compat.step.host.scalar_plan import ArrayForm, ArraysWantedError
 from torch_compat.step.metrics.calls import MetricsImportedError
 from torch_compat.step.values.generators import same_state
 from torch_compat.step.values.user_objects import may_be_followed
@@ -52,6 +53,8 @@ class _Attempt:
         way: in which it runs.
         follows_changed: whether what the attempt before it changed outside of the followed objects is followed by now.
         refused: what ended the attempt to record it.
+        arrays: the forms of arrays that are its inputs.
+        tries: how often these were other ones than it uses.
     """
 
     name: str
@@ -59,6 +62,8 @@ class _Attempt:
     way: Way
     follows_changed: bool = False
     refused: Exception | None = None
+    arrays: tuple[ArrayForm, ...] = ()
+    tries: int = 0
 
 
 Use = Callable[[StepRun, StepInputs], _T]
@@ -82,6 +87,7 @@ class CaptureSession:
         self._guards = guards
         self._changed = changed
         self._op_by_op: set[str] = set()  # names of steps that cannot be recorded
+        self._arrays: dict[str, tuple[ArrayForm, ...]] = {}  # by name of the step, those that it used last
         self.raised: Exception | None = None
 
     def capture(self, name: str, spec: StepSpec, host_values: HostValues, *, take: bool = True) -> CapturedStep:
@@ -167,6 +173,7 @@ class CaptureSession:
     def forget(self, name: str) -> None:
         """Let go of what is known of a step that is no more."""
         self._op_by_op.discard(name)
+        self._arrays.pop(name, None)
 
     def _run(
         self,
@@ -193,10 +200,12 @@ class CaptureSession:
             forget_toggled = noting_toggled(self._module)
             try:  # ContextVars stay as they are
                 return contextvars.copy_context().run(self._run_once, attempt, spec, use, needs_graph)
-            except (Exception, MetricsImportedError, HooksWantedError) as caught:
+            except (Exception, MetricsImportedError, HooksWantedError, ArraysWantedError) as caught:
                 error = caught
             again, retry = next(((one, retry) for retry in retries if (one := retry.make(self, attempt, error))), (None, None))
             if retry is None or not retry.mends:
+                if isinstance(error, ArraysWantedError):
+                    error = CaptureError(f"{name} uses other arrays, or more than {_MOST_ARRAYS}, each time: draw with torch")
                 assert isinstance(error, Exception)
                 error = attempt.refused or error  # as it runs nobody answers: what fails then is no reason
                 if first is None or (isinstance(error, BridgeError) and not isinstance(first, BridgeError)):
@@ -210,7 +219,8 @@ class CaptureSession:
             forget_toggled()
 
     def _fresh(self, name: str, host_values: HostValues) -> _Attempt:
-        return _Attempt(name, host_values, Way.OP_BY_OP if name in self._op_by_op or not is_enabled() else Way.RECORDED)
+        way = Way.OP_BY_OP if name in self._op_by_op or not is_enabled() else Way.RECORDED
+        return _Attempt(name, host_values, way, arrays=self._arrays.get(name, ()))
 
     def _run_once(self, attempt: _Attempt, spec: StepSpec, use: Use[_T], needs_graph: Callable[[StepInputs], bool]) -> _T:
         """Run a step once for ``use``, and take back what it did."""
@@ -218,7 +228,7 @@ class CaptureSession:
         try:
             precision = matmul_precision(torch.get_float32_matmul_precision())
             with self._guards.capturing(name) as changed, precision, no_hooks_installed():
-                inputs = spec.inputs(attempt.host_values)
+                inputs = replace(spec.inputs(attempt.host_values), arrays=attempt.arrays)
                 if way is Way.OP_BY_OP and needs_graph(inputs):
                     way = Way.TRACED
                 found = use(run_step(spec, inputs, way), inputs)
@@ -258,6 +268,12 @@ class CaptureSession:
             return None
         error.install()
         return attempt
+
+    def _with_arrays(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
+        if not isinstance(error, ArraysWantedError) or attempt.tries == _MOST_ARRAYS:
+            return None
+        self._arrays[attempt.name] = error.forms
+        return replace(attempt, arrays=error.forms, tries=attempt.tries + 1)
 
     def _with_changes_followed(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
         """Follow from now on what the step changes outside of the followed objects."""
@@ -301,6 +317,7 @@ _MENDING = (
     _Retry("as it runs, since its ops cannot be recorded", CaptureSession._as_it_runs, mends=True),
     _Retry("with torchmetrics imported", CaptureSession._with_torchmetrics, mends=True),
     _Retry("with hooks that record a model's outputs", CaptureSession._with_hooks_installed, mends=True),
+    _Retry("with the arrays that it draws as inputs", CaptureSession._with_arrays, mends=True),
     _Retry("with what it changes outside of the module followed", CaptureSession._with_changes_followed, mends=True),
 )
 _RETRIES = (
@@ -308,6 +325,9 @@ _RETRIES = (
     _Retry("with another outcome of what only the running step knows", CaptureSession._with_other_outcomes),
     _Retry("with constants for the numbers that were inputs", CaptureSession._with_constants),
 )
+
+
+_MOST_ARRAYS = 16
 
 
 def _host_random_state() -> tuple[Any, Any]:

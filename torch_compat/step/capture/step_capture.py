@@ -31,15 +31,15 @@ from torch_compat.step.host.batch_values import AskedValues
 from torch_compat.step.host.functions import recording_host_functions
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.number_functions import taking_host_scalars
-from torch_compat.step.host.scalar_plan import SLOTS
-from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.step.host.scalar_plan import SLOTS, ArrayForm
+from torch_compat.step.host.scalars import ScalarTracer, was_written
 from torch_compat.step.host.slots import ResultTemplate
 from torch_compat.step.kept_graphs import RunGraphs
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture.capture import Recording, capture, record, rehearse
 from xlatrain.bridge.capture.cut import answering
 from xlatrain.bridge.capture.op_log import OpLog
-from xlatrain.bridge.capture.recorded.tape import NotRecordable, is_written
+from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for
 from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
 from xlatrain.step.loss_scale import LossScaler
@@ -65,6 +65,7 @@ class StepInputs:
         around_backward: the context of the backward pass, which runs user code, too.
         gradients: name → a tensor like the gradient that the parameter has when the step begins; it is an input of the step.
         graphs: of the module's steps, of which one may be taken; None: none is kept.
+        arrays: the forms of arrays that the step gets after the counters.
     """
 
     params: Mapping[str, torch.Tensor]
@@ -79,12 +80,13 @@ class StepInputs:
     around_backward: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
     graphs: RunGraphs | None = None
+    arrays: tuple[ArrayForm, ...] = ()
 
     @property
     def form(self) -> Hashable:
         """The names and shapes of the inputs."""
         leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in self.leaves)
-        return (tuple(self.params), tuple(self.buffers), tuple(self.gradients), leaves, self.scaler)
+        return (tuple(self.params), tuple(self.buffers), tuple(self.gradients), leaves, self.scaler, self.arrays)
 
     @property
     def may_be_kept(self) -> bool:
@@ -142,7 +144,7 @@ class StepSpec:
     grad: bool = True
 
 
-_STAND_INS = ("HostScalar", "HostFuture", "Deferred", "FakeTensor", "INTERNAL ASSERT", "JSON serializable")
+_STAND_INS = ("HostArray", "HostScalar", "HostFuture", "Deferred", "FakeTensor", "INTERNAL ASSERT", "JSON serializable")
 """What errors of torch and of extensions name that got no real number or tensor."""
 
 _OF_A_COPY = "; instead of a copied module, torch.func.functional_call(module, {name: cloned parameter}, args)"
@@ -177,9 +179,10 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         gradients: list[torch.Tensor],
     ) -> dict[str, Any]:
         nonlocal ops, outside
-        wholes, fractions, *scale = scalars
+        wholes, fractions, *rest = scalars
+        arrays, scale = rest[: len(inputs.arrays)], rest[len(inputs.arrays) :]
         scaling = None if inputs.scaler is None else LossScaling(inputs.scaler, *scale)
-        tracer = ScalarTracer(inputs.host_values, wholes, fractions, scaling)
+        tracer = ScalarTracer(inputs.host_values, wholes, fractions, scaling, arrays)
         trace.scalars = tracer.plan
         values = {
             name: standing_for(value.detach().requires_grad_(flags[name]), param)
@@ -220,6 +223,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 batch = texts.watch(inputs.spec.unflatten(leaves, texts.wrap_leaf))
                 with inputs.reading(tracer, inputs.host_values):  # backward and the hooks of gradients read attributes, too
                     grads = spec.body(inputs, trace, values, batch, tracer)
+            tracer.check_arrays()
             changed = _changed_buffers(module, before)
             trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
             texts.finish()
@@ -237,7 +241,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 assumed,
             )
             ops, outside = log.digest(outcome), log.outside
-        written = {name: value.detach() for name, value in values.items() if _was_written(value)}
+        written = {name: value.detach() for name, value in values.items() if was_written(value)}
         tokens = trace.optimizers.tokens
         values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens, "loss_scale": loss_scale}
         values_out["assumed"] = assumed
@@ -247,7 +251,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         [_spec(p) for p in inputs.params.values()],
         [_spec(b) for b in inputs.buffers.values()],
         list(inputs.leaves),
-        _scalar_specs(inputs.scaler),
+        _scalar_specs(inputs.scaler, inputs.arrays),
         [_spec(gradient) for gradient in inputs.gradients.values()],
     )
     with _naming_the_line(), said_once(), torch.set_grad_enabled(spec.grad):
@@ -332,9 +336,9 @@ def _note_line(error: Exception) -> None:
         error.add_note(f"in {line}")
 
 
-def _scalar_specs(scaler: LossScaler | None) -> list[torch.Tensor]:
-    """Shapes and dtypes of the scalar inputs: whole numbers, fractions and, if wanted, the loss scale and its growth tracker."""
-    specs = [((SLOTS,), torch.int64), ((SLOTS,), torch.float32)]
+def _scalar_specs(scaler: LossScaler | None, arrays: Sequence[ArrayForm]) -> list[torch.Tensor]:
+    """Shapes and dtypes of the host's inputs: whole numbers, fractions, arrays; if wanted, loss scale and growth tracker."""
+    specs = [((SLOTS,), torch.int64), ((SLOTS,), torch.float32), *((form.shape, form.dtype) for form in arrays)]
     if scaler is not None:
         specs += [((), torch.float32), ((), torch.int32)]
     return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in specs]
@@ -355,7 +359,7 @@ def _changed_buffers(module: torch.nn.Module, before: Mapping[str, torch.Tensor]
     changed = {}
     for name, value in before.items():
         current = now.get(name, value)
-        if current is not value or _was_written(value):
+        if current is not value or was_written(value):
             if current.shape != value.shape or _kind(current) != _kind(value):
                 raise CaptureError(
                     f"the step gives the buffer self.{name} a tensor {tuple(current.shape)} of {current.dtype}, but it was "
@@ -370,12 +374,3 @@ def _kind(tensor: torch.Tensor) -> str:
     """The kind of a tensor's numbers."""
     kinds = {"complex": tensor.is_complex(), "float": tensor.is_floating_point(), "bool": tensor.dtype == torch.bool}
     return next((kind for kind, found in kinds.items() if found), "int")
-
-
-def _was_written(tensor: torch.Tensor) -> bool:
-    """Whether a traced tensor was changed in place since the capture began."""
-    elem: Any = getattr(tensor, "elem", None)
-    if elem is None:
-        return is_written(tensor)
-    functionalize: Any = torch
-    return functionalize._functionalize_has_data_mutation(elem) or functionalize._functionalize_was_storage_changed(elem)

@@ -15,6 +15,7 @@ from torch_compat.step.effects.descriptions import describe
 from torch_compat.step.effects.effects import Effects
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.effects.recorder import Recording, holds_traced
+from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import path_of
 from torch_compat.step.host.calls import HostCall, HostCalls, is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
@@ -27,7 +28,7 @@ from xlatrain.bridge.capture.generation.uncut import Uncut
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.errors import CaptureError
 
-_NUMBERS = (HostScalar, HostFuture)
+_NUMBERS = (HostArray, HostScalar, HostFuture)
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -67,7 +68,7 @@ class StepTrace:
                 return ValueSlot("batch", positions[id(leaf)])
             if (path := path_of(leaf)) is not None:
                 return ValueSlot("batch", path[0], tuple(("item", key) for key in path[1:]))
-            if type(leaf) is HostScalar:
+            if type(leaf) in (HostArray, HostScalar):
                 return ComputedSlot("counters", *leaf.deferred())
             if type(leaf) is HostFuture:
                 return leaf.slot()

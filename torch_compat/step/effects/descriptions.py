@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
@@ -38,7 +39,7 @@ _SINGLE = (
     *(torch.Tensor, torch.nn.Module, torch.optim.Optimizer, type, types.ModuleType, types.BuiltinFunctionType),
     *(logging.Logger, logging.Handler),  # a step makes none
 )
-_OF_THE_STEP = (HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
+_OF_THE_STEP = (HostArray, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
 _HEAP_TYPE = 1 << 9
 _OURS = ("torch_compat", "xlatrain")
 

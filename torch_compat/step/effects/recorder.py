@@ -16,6 +16,7 @@ import torch.utils._pytree as pytree
 
 from torch_compat.step.effects.descriptions import VALUES
 from torch_compat.step.effects.effects import Effects, ObjectPath, Record, is_plain, replace_contents
+from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedText, TracedTexts
 from torch_compat.step.host.calls import is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
@@ -30,7 +31,7 @@ from xlatrain.bridge.errors import CaptureError
 _MAX_DEPTH = 6
 _NOTHING_INSIDE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None))
 _IN_ATTRIBUTES = (torch.nn.Module, *_NOTHING_INSIDE)  # modules are walked as such
-_FROM_THE_STEP = (torch.Tensor, HostScalar, HostFuture, TracedText, TracedTexts)
+_FROM_THE_STEP = (torch.Tensor, HostArray, HostScalar, HostFuture, TracedText, TracedTexts)
 _LOOKED_AT = 64  # entries
 LARGE_ARRAY = 1 << 20
 """Bytes: larger arrays are data; what is in them is not followed."""

@@ -48,6 +48,7 @@ from torch_compat.step.guards.origins import (
     names_of,
     texts_of,
 )
+from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.host_future import as_float
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.marks import has_contents
@@ -372,4 +373,4 @@ def _class_of(*args: Any) -> Any:
     """``type``; of a counter of the loop that of the number, of what stands for a parameter that of the parameter."""
     if len(args) == 1 and stood_for(args[0]) is not None:
         return class_of(args[0])
-    return args[0].__class__ if len(args) == 1 and type(args[0]) is HostScalar else type(*args)
+    return args[0].__class__ if len(args) == 1 and type(args[0]) in (HostArray, HostScalar) else type(*args)

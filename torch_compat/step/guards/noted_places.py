@@ -32,6 +32,7 @@ from torch_compat.step.guards.locations import (
 )
 from torch_compat.step.guards.one_shot_objects import is_consumed, is_iterator, refuse
 from torch_compat.step.guards.origins import is_library, is_noted, is_third_party
+from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
@@ -46,7 +47,7 @@ _OF_STREAMS = (
     "draw with torch (torch.rand, …); use a file in a hook."
 )
 _NOT_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, types.ModuleType)
-OF_THE_STEP = (FakeTensor, FunctionalTensor, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
+OF_THE_STEP = (FakeTensor, FunctionalTensor, HostArray, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
 TRANSPARENT = frozenset({*VALUES, *OF_THE_STEP})
 """Classes of what holds nothing that a step may read besides the value itself."""
 

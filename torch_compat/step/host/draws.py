@@ -1,4 +1,4 @@
-"""Numbers that a step draws from Python's or numpy's random generators (mixup's ``np.random.beta``): drawn anew for every step.
+"""Numbers, and arrays of them, that a step draws from Python's or numpy's random generators: drawn anew for every step.
 
 While a step is captured the draws are noted: which generator, which method, which arguments. Before each later step they are
 made again, in the same order, and their numbers are inputs of the program, as the loop's counters are. The streams are stock's.
@@ -15,12 +15,13 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
+from torch_compat.step.host.arrays import HostArray, is_array
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from torch_compat.step.values.generators import same_state, set_state, state_of
 from xlatrain.bridge.errors import CaptureError, is_user_file, user_line
@@ -35,16 +36,24 @@ _NO_DRAWS = frozenset({"getstate", "setstate", "get_state", "set_state", "bit_ge
 
 @dataclass(frozen=True)
 class Draw:
-    """A draw of a random number; the step knows the number as ``name``."""
+    """A draw of a random number, or of an array or list of numbers; the step knows it as ``name``.
+
+    ``form`` is the shape and dtype of an array, the length of a list.
+    """
 
     generator: Any
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     name: str
+    form: Any = None
 
     def make(self) -> Any:
         value = getattr(self.generator, self.method)(*self.args, **self.kwargs)
+        if self.form is not None and _form(value) != self.form:
+            raise RuntimeError(f"{self.name} gave {_form(value)} where the step was compiled for {self.form}")
+        if is_array(value):
+            value.setflags(write=False)
         return value.item() if isinstance(value, np.generic) else value
 
 
@@ -128,23 +137,34 @@ class DrawRecorder:
         return _RecordedGenerator(self, generator, text)
 
     def _recorded(self, generator: Any, method: str, text: str) -> Callable[..., Any]:
-        def draw(*args: Any, **kwargs: Any) -> HostScalar:
+        def draw(*args: Any, **kwargs: Any) -> Any:
             name = f"{text}.{method}() number {len(self._made)}"
             args = tuple(_exact(arg) for arg in args)
             kwargs = {key: _exact(arg) for key, arg in kwargs.items()}
             draw = Draw(generator, method, args, kwargs, name)
             value = draw.make()
-            if type(value) not in (int, float):
+            form = _form(value)
+            is_given = form is not None and any(value is one for one in (*args, *kwargs.values()))  # rng.random(out=buffer)
+            if is_given or (form is None and type(value) not in (int, float)):
                 raise CaptureError(
                     f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: {text}.{method}() gives "
-                    f"{type(value).__name__}, and only single numbers can be drawn anew for every step.\n  Fix: draw with torch "
-                    "(torch.rand, torch.randperm, …) in the step, or draw in a hook or in the dataset."
+                    f"{type(value).__name__}, and only numbers, and new arrays and "
+                    "lists of them, can be drawn anew for every step.\n"
+                    "  Fix: draw with torch (torch.rand, torch.randperm, …) in the step, or draw in a hook or in the dataset."
                 )
-            self._made.append(draw)
+            self._made.append(replace(draw, form=form))
             self._numbers[name] = value
-            return self._tracer.drawn(name)
+            if form is None:
+                return self._tracer.drawn(name)
+            self._tracer.note_drawn(name)
+            if type(value) is list:
+                return [self._entry(name, index, one) for index, one in enumerate(value)]
+            return HostArray(self._tracer, lambda host_values: host_values.numbers[name], name, value)
 
         return draw
+
+    def _entry(self, name: str, index: int, value: Any) -> HostScalar:
+        return HostScalar(self._tracer, lambda host_values: host_values.numbers[name][index], f"{name}[{index}]", value)
 
     def _clock(self, name: str) -> Callable[[], Any]:
         """A clock as the user's own code reads it; a library's readings while capturing are a library's business."""
@@ -214,4 +234,13 @@ def _methods(module: Any, generator: Any) -> list[str]:
 
 
 def _exact(value: Any) -> Any:
+    if type(value) is HostArray:
+        np.asarray(value)  # which refuses
     return value.item() if type(value) is HostScalar else value
+
+
+def _form(value: Any) -> Any:
+    """The form of an array or list that is drawn; None of anything else."""
+    if is_array(value):
+        return value.shape, value.dtype
+    return len(value) if type(value) is list and all(type(one) in (int, float) for one in value) else None

@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from torch_compat.step.host.arrays import HostArray, of_numbers
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
 from xlatrain.bridge.patches import patched
@@ -26,12 +27,17 @@ _SIZED = ("expand", "new_empty", "new_ones", "new_zeros", "roll")
 """Methods whose sizes torch looks at before it asks :class:`HostScalar` for them."""
 
 
+_FEW = 4
+"""Numbers of a list that are one input each; more of them are an array together."""
+
+
 @contextlib.contextmanager
 def taking_host_scalars() -> Iterator[None]:
     """Let torch's factories and ``math`` take counters and drawn numbers, which become inputs of the program."""
     functions: list[tuple[Any, str, Any]] = [(math, name, _mapped(getattr(math, name))) for name in _MATHS]
     functions += [(math, name, _looking(getattr(math, name))) for name in ("isnan", "isinf", "isfinite")]
     functions += [(torch, name, _making(getattr(torch, name))) for name in ("tensor", "as_tensor", "asarray", "scalar_tensor")]
+    functions.append((torch, "from_numpy", _from_numpy(torch.from_numpy)))
     functions += [
         (torch, name, _of_exact_size(getattr(torch, name))) for name in ("zeros", "ones", "empty", "rand", "randn", "roll")
     ]
@@ -62,6 +68,8 @@ def _looking(function: Callable[[Any], bool]) -> Callable[[Any], Any]:
 def _making(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(factory)
     def make(*args: Any, dtype: torch.dtype | None = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+        if args and type(args[0]) is HostArray:
+            return args[0].tensor(dtype).requires_grad_(requires_grad)
         if args and _holds_numbers(args[0]):
             tensor = _as_tensor(args[0])
             if dtype is None and factory.__name__ == "scalar_tensor":
@@ -69,6 +77,14 @@ def _making(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
             return tensor.to(dtype or tensor.dtype, copy=True).requires_grad_(requires_grad)
         given = kwargs if dtype is None else {**kwargs, "dtype": dtype}
         return factory(*args, **({**given, "requires_grad": True} if requires_grad else given))
+
+    return make
+
+
+def _from_numpy(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(function)
+    def make(array: Any) -> torch.Tensor:
+        return array.tensor() if type(array) is HostArray else function(array)
 
     return make
 
@@ -95,11 +111,13 @@ def _holds_numbers(data: Any) -> bool:
     """Whether there are counters, drawn numbers or numbers of a tensor of the step in it."""
     if type(data) in (list, tuple):
         return any(_holds_numbers(one) for one in data)
-    return type(data) is HostScalar or (type(data) is HostFuture and data.read_of() is not None)
+    return type(data) in (HostScalar, HostArray) or (type(data) is HostFuture and data.read_of() is not None)
 
 
 def _as_tensor(data: Any) -> torch.Tensor:
     """``data`` as torch infers it: int64 where all is whole, else the default dtype."""
+    if type(data) is HostArray:
+        return data.tensor()
     if type(data) in (HostScalar, HostFuture):
         tensor = data.tensor() if type(data) is HostScalar else data.read_of()
         if isinstance(data, np.ndarray):
@@ -109,6 +127,9 @@ def _as_tensor(data: Any) -> torch.Tensor:
         return tensor if tensor.dtype == torch.bool or tensor.is_complex() else tensor.to(torch.int64)
     if type(data) not in (list, tuple) or not _holds_numbers(data):
         return torch.tensor(data)
+    if len(data) > _FEW and all(type(one) is HostScalar for one in data):
+        array = of_numbers(list(data))
+        return array.tensor(torch.get_default_dtype() if array.dtype.kind == "f" else None)
     parts = [_as_tensor(one) for one in data]
     dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
     return torch.stack([part.to(dtype) for part in parts])

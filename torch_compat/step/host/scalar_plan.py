@@ -27,6 +27,26 @@ class Guard:
 
 
 @dataclass(frozen=True)
+class ArrayForm:
+    """The shape and dtype of an array that is an input of a step."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class ArraysWantedError(BaseException):  # passes a user's `except Exception`
+    """A step uses arrays that are no inputs of its run.
+
+    Args:
+        forms: of all arrays that it is seen to use.
+    """
+
+    def __init__(self, forms: tuple[ArrayForm, ...]) -> None:
+        super().__init__(f"a step with {len(forms)} arrays as inputs")
+        self.forms = forms
+
+
+@dataclass(frozen=True)
 class Assumption:
     """An outcome of a value that only the running step knows, for which its Python was captured.
 
@@ -51,6 +71,7 @@ class ScalarPlan:
         assumed: outcomes for which the step was captured, which its program looks at.
         constants: tensors from outside of the step, which these, or the step's Python, depend on.
         wholes, fractions: expressions whose values are inputs, int and float.
+        arrays: expressions that give arrays which are inputs, and their forms.
         moved: by how much the step itself advances each counter.
         draws: numbers that the step draws from Python's and numpy's random generators; None for none.
     """
@@ -61,6 +82,7 @@ class ScalarPlan:
     constants: list[torch.Tensor] = field(default_factory=list)
     wholes: list[Expression] = field(default_factory=list)
     fractions: list[Expression] = field(default_factory=list)
+    arrays: list[tuple[Expression, ArrayForm]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)
     draws: Any = None
@@ -101,24 +123,29 @@ class ScalarPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no counter is used in tensor arithmetic."""
-        return not self.wholes and not self.fractions
+        """Whether no counter and no array is used in tensor arithmetic."""
+        return not self.wholes and not self.fractions and not self.arrays
+
+    @property
+    def array_forms(self) -> tuple[ArrayForm, ...]:
+        """The forms of the arrays that are inputs."""
+        return tuple(form for _, form in self.arrays)
 
     def inputs(self, host_values: HostValues) -> tuple[np.ndarray | np.generic, ...]:
-        """The program's inputs: int32[SLOTS] and float32[SLOTS]; none where no counter is an input.
+        """The program's inputs: int32[SLOTS], float32[SLOTS] and arrays; none where no counter and no array is an input.
 
         Before them, where outcomes are assumed, how many of these are known: an int32 scalar.
         """
         assumptions = host_values.assumptions if self.assumed else None
         trusted = () if assumptions is None else (np.int32(assumptions.trusted),)
-        if not self.wholes and not self.fractions:
+        if self.is_empty:
             return trusted
         wholes, fractions = np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32)
         for index, expression in enumerate(self.wholes):
             wholes[index] = expression(host_values)
         for index, expression in enumerate(self.fractions):
             fractions[index] = expression(host_values)
-        return (*trusted, wholes, fractions)
+        return (*trusted, wholes, fractions, *(_narrow(expression(host_values), form) for expression, form in self.arrays))
 
 
 def scalar_inputs(given: Sequence[Any], *, without: bool) -> tuple[Any, ...]:
@@ -129,6 +156,26 @@ def scalar_inputs(given: Sequence[Any], *, without: bool) -> tuple[Any, ...]:
         without: no counter is an input (:attr:`ScalarPlan.is_empty`).
     """
     return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32), *given) if without else tuple(given)
+
+
+def _narrow(array: np.ndarray, form: ArrayForm) -> np.ndarray:
+    """An array as programs take it, a 64-bit one with half as many bits.
+
+    Raises:
+        OverflowError: a whole number does not fit.
+        ValueError: it is of another shape.
+    """
+    if array.shape != form.shape:
+        raise ValueError(f"a step got an array {array.shape} where it was captured with {form.shape}")
+    narrow = _NARROW.get(array.dtype)
+    if narrow is None:
+        return array
+    if narrow.kind in "iu" and array.size and not np.iinfo(narrow).min <= array.min() <= array.max() <= np.iinfo(narrow).max:
+        raise OverflowError(f"a step got whole numbers from {array.min()} to {array.max()}, and programs have {narrow}")
+    return array.astype(narrow)
+
+
+_NARROW = {np.dtype(f"{kind}8"): np.dtype(f"{kind}4") for kind in "iuf"}
 
 
 class _Noting(HostNumbers):

@@ -16,7 +16,7 @@ import math
 import operator
 import traceback
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.host.host_values import Expression, HostValues
-from torch_compat.step.host.scalar_plan import SLOTS, Guard, ScalarPlan
+from torch_compat.step.host.scalar_plan import SLOTS, ArrayForm, ArraysWantedError, Guard, ScalarPlan
+from xlatrain.bridge.capture.recorded.tape import is_written
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
@@ -38,11 +39,17 @@ class ScalarTracer:
     Args:
         host_values: the counters' values now.
         wholes, fractions: the traced inputs, int64[SLOTS] and float32[SLOTS].
+        arrays: the traced inputs that are arrays, with the dtype that each has for torch.
         loss_scale: loss scaling on traced tensors; None without.
     """
 
     def __init__(
-        self, host_values: HostValues, wholes: torch.Tensor, fractions: torch.Tensor, loss_scale: LossScaling | None = None
+        self,
+        host_values: HostValues,
+        wholes: torch.Tensor,
+        fractions: torch.Tensor,
+        loss_scale: LossScaling | None = None,
+        arrays: Sequence[torch.Tensor] = (),
     ) -> None:
         self.loss_scale = loss_scale
         self.plan = ScalarPlan()
@@ -51,11 +58,22 @@ class ScalarTracer:
         self._inputs = {"wholes": wholes, "fractions": fractions}
         self._slots: dict[str, torch.Tensor] = {}
         self._drawn: set[str] = set()
+        self._arrays = arrays
+        self._shared: list[list[torch.Tensor]] = []
+
+    def new_shared(self) -> list[torch.Tensor]:
+        """A list for the tensors that share the memory of an array."""
+        self._shared.append([])
+        return self._shared[-1]
 
     def drawn(self, name: str) -> HostScalar:
         """A number drawn at random for each step; it may be computed and compared with."""
-        self._drawn.add(name)
+        self.note_drawn(name)
         return self.counter(name)
+
+    def note_drawn(self, name: str) -> None:
+        """Note that ``name`` is another number, or are other numbers, for each step."""
+        self._drawn.add(name)
 
     def exact(self, expression: Expression, text: str) -> Any:
         """The value of an expression now, for a use that needs it as it is.
@@ -121,6 +139,37 @@ class ScalarTracer:
             expressions.append(expression)
             self.plan.texts.append(text)
         return self._slots[text]
+
+    def array(self, expression: Expression, text: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An array that an expression gives as a traced tensor.
+
+        Raises:
+            ArraysWantedError: it is no input of this run.
+        """
+        if text not in self._slots:
+            form, used = ArrayForm(shape, dtype), self.plan.array_forms
+            given = self._arrays[len(used)] if len(used) < len(self._arrays) else None
+            if given is None or ArrayForm(tuple(given.shape), given.dtype) != form:
+                raise ArraysWantedError((*used, form))
+            self._slots[text] = given
+            self.plan.arrays.append((expression, form))
+            self.plan.texts.append(text)
+        return self._slots[text]
+
+    def check_arrays(self) -> None:
+        """Look whether all arrays of the run are used, at its end, and none that several tensors share is changed.
+
+        Raises:
+            ArraysWantedError: some are not used.
+            CaptureError: one is changed.
+        """
+        if any(len(tensors) > 1 and any(map(was_written, tensors)) for tensors in self._shared):
+            raise CaptureError(
+                "the step makes several tensors of one array, drawn at random, and changes one of them in place: outside "
+                "of a compiled step they may share memory. Make one tensor of it, or take torch.tensor(array) of a copy"
+            )
+        if len(self.plan.arrays) != len(self._arrays):
+            raise ArraysWantedError(self.plan.array_forms)
 
     def computed(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """A function of numpy's of counters and numbers, as an expression; a guard where it gives no number."""
@@ -368,6 +417,15 @@ def _row(tensor: torch.Tensor, index: HostScalar) -> torch.Tensor:
         return tensor[index._exact()]  # which raises what torch raises
     wrapped = torch.remainder(index.tensor(), size)  # a negative index counts from the end
     return tensor.index_select(0, wrapped.reshape(1)).squeeze(0)
+
+
+def was_written(tensor: torch.Tensor) -> bool:
+    """Whether a traced tensor was changed in place since the capture began."""
+    elem: Any = getattr(tensor, "elem", None)
+    if elem is None:
+        return is_written(tensor)
+    functionalize: Any = torch
+    return functionalize._functionalize_has_data_mutation(elem) or functionalize._functionalize_was_storage_changed(elem)
 
 
 def _as_like(scalar: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
