@@ -43,7 +43,7 @@ from torch_compat.step.values.user_objects import may_be_followed
 from xlatrain.bridge.patches import is_for_a_time
 
 _OF_STREAMS = (
-    "Keep a generator as an attribute of the module (self.rng), where draws of single numbers are made anew for every step, or "
+    "Keep a generator as an attribute of the module (self.rng), where draws are made anew for every step, or "
     "draw with torch (torch.rand, …); use a file in a hook."
 )
 _NOT_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, types.ModuleType)
