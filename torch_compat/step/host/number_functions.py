@@ -83,8 +83,8 @@ def _making(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 def _from_numpy(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(function)
-    def make(array: Any) -> torch.Tensor:
-        return array.tensor() if type(array) is HostArray else function(array)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return args[0].tensor() if len(args) == 1 and type(args[0]) is HostArray else function(*args, **kwargs)
 
     return make
 
