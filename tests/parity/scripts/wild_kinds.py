@@ -253,6 +253,9 @@ def arrays_drawn_by_numpy(run: Run) -> None:
             loss = each.mean() - 0.01 * F.cross_entropy(logits, wrong) + 0.01 * F.cross_entropy(logits, some)
             noise = torch.from_numpy(np.random.normal(0, 1, x.shape).astype(np.float32)).mul_(0.1)
             loss = loss + 0.1 * F.cross_entropy(self.net(x + noise), y)
+            alpha = torch.autograd.Variable(torch.Tensor(np.random.random((x.size(0), 1))))
+            labels = torch.LongTensor(np.asarray(np.random.randint(0, 4, len(x))))
+            loss = loss + 0.01 * F.cross_entropy(self.net(alpha * x), labels)
             mixed = np.random.beta(0.4, 0.4, 3)
             if mixed[0] > 0.5:
                 loss = loss * float(mixed[1])

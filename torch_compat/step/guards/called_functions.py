@@ -48,7 +48,7 @@ from torch_compat.step.guards.origins import (
     names_of,
     texts_of,
 )
-from torch_compat.step.host.arrays import HostArray
+from torch_compat.step.host.arrays import HostArray, constructor
 from torch_compat.step.host.host_future import as_float
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.marks import has_contents
@@ -93,6 +93,8 @@ class CalledFunctions:
             return self._asking_class(function)
         if function is float:
             return as_float
+        if (made := constructor(function)) is not None:
+            return self._wrapped(made)
         if isinstance(function, torch.nn.Module):
             self._functions.follow_class(kind)
             return function
