@@ -14,8 +14,8 @@ class Loss:
     """The cost of one end of a run that another one continued.
 
     Attributes:
-        step: that had been reached.
-        lost_steps, lost_s: training that was done again.
+        step: that had been reached, as far as the ledger says: its last line may be some seconds older than the end.
+        lost_steps, lost_s: training that was done again, as far as it says.
         down_s: until the next run began.
         processes: before and after; 0 where the ledger does not say.
     """
@@ -121,7 +121,8 @@ def goodput(events: Sequence[Mapping[str, Any]]) -> Goodput | None:
         if before is not None:
             steps, sizes = max(0, before.last_step - run.first_step), (before.processes, run.processes)
             down = max(0.0, run.began - before.until)
-            losses.append(Loss(before.last_step, steps, before.training_after(run.first_step) if steps else 0.0, down, sizes))
+            reached = max(before.last_step, run.first_step)  # it may have saved after its last line
+            losses.append(Loss(reached, steps, before.training_after(run.first_step) if steps else 0.0, down, sizes))
         if before is not None and run.first_step < before.last_step:
             again = before.training_after(run.first_step)
             seconds["lost"] += again

@@ -52,6 +52,12 @@ JOB = [
 ]
 
 
+def test_a_run_that_was_killed_before_its_first_line_had_reached_what_it_saved() -> None:
+    found = goodput([event("begin", 100, 0, 1), event("begin", 110, 10, 2), event("end", 120, 64, 2, seconds={"step": 9})])
+    assert found is not None
+    assert [(loss.step, loss.lost_steps) for loss in found.losses] == [(10, 0)]
+
+
 def test_work_done_twice_and_the_time_between_runs_are_no_goodput() -> None:
     found = goodput(JOB)
     assert found is not None
