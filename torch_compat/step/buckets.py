@@ -37,6 +37,7 @@ from xlatrain.mesh.mesh import platform
 _OWN_PROGRAMS = 2  # sizes of a step that get a program of their own: a batch, and the smaller one that ends a pass
 _SMALL = 64  # up to which a size is padded whatever it is; greater ones to twice their size at most
 _SAMPLES = 4
+_FIRST_AUDIT = 1  # the one after a program's first run
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -74,11 +75,11 @@ class Bucket:
         return True
 
     def audited(self, step: CapturedStep) -> CapturedStep:
-        """A step of the bucket; it has stood its audit if another size left the same on the host: the ops are compared anyway."""
+        """A step of the bucket; its first audit is stood where another size left the same: ops are compared anyway."""
         text = (step.text, step.reads)
         stood = text in self.texts
         self.texts.add(text)
-        return dataclasses.replace(step, audited=True) if stood else step
+        return dataclasses.replace(step, audited=max(step.audited, _FIRST_AUDIT)) if stood else step
 
     def values(self, step: CapturedStep, numbers: GraphNumbers) -> tuple[list[int], list[float]] | None:
         """The numbers with which its program computes a step; None where it does not."""
