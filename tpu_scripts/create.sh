@@ -5,7 +5,7 @@
 #
 #   --name NAME               the TPU's name; its queued resource has the same
 #   --zone ZONE               where
-#   --accelerator-type TYPE   v5litepod-16, v6e-8, v5p-32, v4-16, tpu7x-8, ...
+#   --accelerator-type TYPE   v5litepod-16, v6e-8, v5p-32, v4-16, ... (tpu7x: on GKE only, see gke.sh)
 #   --runtime-version VERSION the TPU software; default: the one for the type
 #   --spot | --reserved       cheap and preemptible | from your reservation; default: on demand
 #   --valid-for DURATION      give up when there is none within that time, for example 6h; default: wait for ever
@@ -23,7 +23,9 @@ opt_data_disk='' opt_spot=off opt_reserved=off opt_internal_ips=off opt_no_wait=
 parse "$@"
 [[ ${#rest[@]} -eq 0 ]] || refuse "it runs no command of yours; see launch.sh"
 check_place
-check accelerator-type '(v2|v3|v4|v5p|v5litepod|v6e|tpu7x)-[1-9][0-9]{0,4}' v5litepod-16
+[[ $opt_accelerator_type != tpu7x* ]] ||
+  refuse "--accelerator-type $opt_accelerator_type: Google's Cloud TPU API does not offer tpu7x; run it on GKE, see gke.sh"
+check accelerator-type '(v2|v3|v4|v5p|v5litepod|v6e)-[1-9][0-9]{0,4}' v5litepod-16
 check_if_given runtime-version '[a-z0-9][-a-z0-9.]{0,98}' v2-alpha-tpuv5-lite
 check_if_given valid-for '[1-9][0-9]*[smhd]' 6h
 check_if_given network '[-a-z0-9./]+' default
@@ -38,7 +40,6 @@ if [[ -z $opt_runtime_version ]]; then
     v5litepod-*) opt_runtime_version=v2-alpha-tpuv5-lite ;;
     v5p-*) opt_runtime_version=v2-alpha-tpuv5 ;;
     v6e-*) opt_runtime_version=v2-alpha-tpuv6e ;;
-    tpu7x-*) opt_runtime_version=v2-alpha-tpu7-ubuntu2404 ;;
     *) opt_runtime_version=tpu-ubuntu2204-base ;;
   esac
 fi

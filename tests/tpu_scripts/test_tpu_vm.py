@@ -57,6 +57,7 @@ def test_each_script_explains_itself_and_names_a_wrong_option(script: str, cloud
     ("script", "arguments", "said"),
     [
         ("create.sh", ("--accelerator-type", "v5litepod16"), "--accelerator-type v5litepod16 is not valid; for example"),
+        ("create.sh", ("--accelerator-type", "tpu7x-8"), "Cloud TPU API does not offer tpu7x; run it on GKE"),
         ("create.sh", (), "--accelerator-type is required"),
         ("create.sh", ("--accelerator-type", "v6e-8", "--spot", "--reserved"), "choose one of --spot and --reserved"),
         ("create.sh", ("--spot=yes",), "--spot takes no value"),

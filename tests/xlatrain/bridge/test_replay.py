@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -243,3 +244,27 @@ def test_statistics_that_are_only_used_are_not_written() -> None:
 
     record(step, torch.zeros(4, WIDTH), *(torch.ones(WIDTH) for _ in range(5))).graph()
     assert found == [False, False, True, True, False]
+
+
+def test_callbacks_of_the_garbage_collector_are_no_part_of_a_capture() -> None:
+    seen: list[bool] = []
+    in_step = [False]
+
+    def callback(phase: str, info: dict[str, int]) -> None:
+        seen.append(in_step[0])
+
+    def step(x: Tensor) -> Tensor:
+        in_step[0] = True
+        gc.collect()
+        in_step[0] = False
+        return x.sin()
+
+    gc.callbacks.append(callback)
+    try:
+        for trace in (capture, record):
+            trace(step, torch.ones(2))
+            assert not any(seen)
+        step(torch.ones(2))
+        assert any(seen)
+    finally:
+        gc.callbacks.remove(callback)

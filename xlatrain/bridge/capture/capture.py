@@ -370,12 +370,17 @@ def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Switch garbage collection off: a graph is many objects that stay, and walking them again is a seventh of a capture."""
-    enabled = gc.isenabled()
+    """Switch garbage collection off: a graph is many objects that stay, and walking them again is a seventh of a capture.
+
+    Where somebody collects all the same, ``gc.callbacks`` are not called: what they do is no part of the function.
+    """
+    enabled, callbacks = gc.isenabled(), gc.callbacks[:]
     gc.disable()
+    gc.callbacks.clear()
     try:
         yield
     finally:
+        gc.callbacks[:0] = callbacks
         if enabled:
             gc.enable()
 
