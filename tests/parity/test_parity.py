@@ -1,7 +1,7 @@
 """The same scripts under stock Lightning and under ``torch_compat``: losses, logged values, hooks, counters, files and weights.
 
 Stock runs on one device at batch size 16; ``torch_compat`` on one device at 16, and on eight at 2 each
-(docs/design/0006-processes-and-data.md).
+(docs/design/0006-processes-and-data.md) where anything that the script is about depends on how many there are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ from tests.parity.harness import (
 pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.timeout(3 * PROCESS_LIMIT_S)]
 
 MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
-CASES = [(script, case) for script in script_names() for case in case_names(script)]
+
+# Scripts about what happens in Python around a step, the same on any mesh: on one device alone.
+ABOUT_THE_HOST = ("cli", "plugins", "surroundings", "ways_of_a_step")
+SCRIPTS = [
+    (script, one) for script in script_names() for one in MESH_BACKENDS if one == ONE_DEVICE or script not in ABOUT_THE_HOST
+]
+CASES = [(script, case, backend) for script, backend in SCRIPTS for case in case_names(script)]
 
 # Scripts with cases that cannot be compiled: each case is looked at by itself.
 MIXED_SCRIPTS = ("semantics", "surroundings", "metrics", "wild", "fallbacks")
@@ -73,8 +79,11 @@ def runs_of(tmp_path_factory: pytest.TempPathFactory) -> RunsOf:
     return runs
 
 
-@pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
-@pytest.mark.parametrize(("script", "case"), CASES, ids=lambda name: name)
+def _id(one: str | Backend) -> str:
+    return one if isinstance(one, str) else one.name
+
+
+@pytest.mark.parametrize(("script", "case", "backend"), CASES, ids=_id)
 def test_same_as_stock(script: str, case: str, backend: Backend, runs_of: RunsOf) -> None:
     runs = runs_of(script)
     found = compare(runs.outcome(STOCK, case), runs.outcome(backend, case), tolerance_of(case))
@@ -150,8 +159,7 @@ def test_eager_loops_on_two_processes_same_as_stock(runs_of: RunsOf, monkeypatch
     assert {run["executor"] for run in runs.report(eagerly)["runs"]} == {"eager"}
 
 
-@pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
-@pytest.mark.parametrize("script", [name for name in script_names() if name not in MIXED_SCRIPTS])
+@pytest.mark.parametrize(("script", "backend"), [one for one in SCRIPTS if one[0] not in MIXED_SCRIPTS], ids=_id)
 def test_everything_was_compiled_on_the_whole_mesh(script: str, backend: Backend, runs_of: RunsOf) -> None:
     runs = runs_of(script)
     runs.run(STOCK)
@@ -217,8 +225,7 @@ ON_HOST_CASES = {
 }
 
 
-@pytest.mark.parametrize("backend", MESH_BACKENDS, ids=lambda backend: backend.name)
-@pytest.mark.parametrize(("script", "case"), [one for one in CASES if one[0] in MIXED_SCRIPTS])
+@pytest.mark.parametrize(("script", "case", "backend"), [one for one in CASES if one[0] in MIXED_SCRIPTS], ids=_id)
 def test_compiled_or_the_reason_is_named(script: str, case: str, backend: Backend, runs_of: RunsOf) -> None:
     runs = runs_of(script)
     runs.run(STOCK)
