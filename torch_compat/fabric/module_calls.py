@@ -10,7 +10,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.nn import Module
 
-from torch_compat.fabric.steps import ModuleCall
+from torch_compat.fabric.steps import Call, ModuleCall
 from torch_compat.run.batches import flatten_batch
 from torch_compat.step.host.scalars import ScalarTracer
 from xlatrain.bridge.errors import BridgeError
@@ -50,10 +50,10 @@ class _Call:
 
     def result(self) -> Any:
         batch = self._spec.unflatten([tensor.detach() for tensor in self._tensors])
+        called = Call(self._module, self._method, batch, self._numbers, self._user, self._wanted)
         if not self._trains:
-            return self._steps.call(self._module, self._method, batch, self._numbers, self._user).result
-        called = (self._module, self._method)
-        call = self._steps.differentiable_call(*called, batch, self._wanted, self._numbers, self._user)
+            return self._steps.call(called).result
+        call = self._steps.differentiable_call(called)
         leaves, spec = pytree.tree_flatten(call.result)
         tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         chosen = [tensors[i] for i in call.differentiable]

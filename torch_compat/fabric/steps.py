@@ -39,6 +39,26 @@ from xlatrain.xla.passes.apply import apply_jaxpr_passes
 
 
 @dataclass(frozen=True)
+class Call:
+    """A call of a set-up module that is to be run.
+
+    Attributes:
+        module, method: what is called.
+        batch: the arguments, this process's rows.
+        numbers: those among the arguments.
+        user: ``(batch, tracer) -> result``.
+        wanted: the batch's tensors, by position, that require gradients.
+    """
+
+    module: torch.nn.Module
+    method: str
+    batch: Any
+    numbers: Mapping[str, Any]
+    user: UserCall
+    wanted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModuleCall:
     """An executed call of a module.
 
@@ -64,6 +84,24 @@ class _CallNames:
     def of(cls, module: torch.nn.Module, method: str) -> _CallNames:
         text = f"{type(module).__name__}.{method}"
         return cls(StepName(text, method), StepName(f"the backward pass of {text}", method))
+
+
+@dataclass(frozen=True)
+class _PlacedCall:
+    """A call that may be differentiated, with its batch on the mesh."""
+
+    call: Call
+    names: _CallNames
+    batch: PlacedBatch
+    host: HostValues
+
+    @property
+    def facts(self) -> NamedStatic:
+        return NamedStatic((("arguments that require grad", self.call.wanted),))
+
+    def has_rows(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape has the rows of the batch."""
+        return bool(shape) and any(self.batch.form.split) and shape[0] == self.batch.size
 
 
 class FabricSteps(MeshStepRunner):
@@ -119,44 +157,21 @@ class FabricSteps(MeshStepRunner):
             found[method] = _CallNames.of(module, method)
         return found[method]
 
-    def call(self, module: torch.nn.Module, method: str, batch: Any, numbers: Mapping[str, Any], user: UserCall) -> ModuleCall:
-        """Run one call of a module as a program, without gradients.
-
-        Args:
-            module, method: what is called.
-            batch: the arguments, this process's rows.
-            numbers: those among the arguments.
-            user: ``(batch, tracer) -> result``.
-        """
-        name = self._names_of(module, method).forward
+    def call(self, call: Call) -> ModuleCall:
+        """Run one call of a module as a program, without gradients."""
+        name, host = self._names_of(call.module, call.method).forward, HostValues(HostNumbers(call.numbers))
         with self._shortage():
-            outcome = self.evaluate(name, self.place(batch), NamedStatic(), HostValues(HostNumbers(numbers)), user)
-            return ModuleCall(_on_host(outcome.result))
+            return ModuleCall(_on_host(self.evaluate(name, self.place(call.batch), NamedStatic(), host, call.user).result))
 
-    def differentiable_call(
-        self,
-        module: torch.nn.Module,
-        method: str,
-        batch: Any,
-        wanted: tuple[int, ...],
-        numbers: Mapping[str, Any],
-        user: UserCall,
-    ) -> ModuleCall:
-        """Call a module whose backward pass may be asked for: that is another program, which computes the call again.
-
-        Otherwise like :meth:`call`.
-
-        Args:
-            wanted: the batch's tensors, by position, that require gradients.
-        """
-        names = self._names_of(module, method)
+    def differentiable_call(self, call: Call) -> ModuleCall:
+        """Call a module whose backward pass may be asked for: that is another program, which computes the call again."""
         self.copy_batches = True  # the backward pass reads the batch once more
-        placed, host = self.place(batch), HostValues(HostNumbers(numbers))
+        placed, host = self.place(call.batch), HostValues(HostNumbers(call.numbers))
         if placed.values is not None:
             placed.values.takes_state = False  # the forward pass may change buffers for which both ask
-        facts = NamedStatic((("arguments that require grad", wanted),))
-        forward = self._forward_variant(names.forward, facts, placed, host, user, wanted)
-        backward = self._backward_variant(names.backward, facts, placed, host, user, wanted, forward)
+        one = _PlacedCall(call, self._names_of(call.module, call.method), placed, host)
+        forward = self._forward_variant(one)
+        backward = self._backward_variant(one, forward.step)
         state = self.model.state
         inputs = (state.params, state.buffers, state.key, np.int32(-self.count_evaluation()), placed.arrays)
         written, outputs = self._explained(forward, *inputs, forward.step.scalars.inputs(host))
@@ -165,61 +180,60 @@ class FabricSteps(MeshStepRunner):
         indices = forward.step.differentiable
 
         def differentiate(cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-            specs = [forward.step.value_specs[index] for index in indices]
-            given = self._place_cotangents(cotangents, [self._has_rows(spec.shape, placed) for spec in specs], placed)
+            given = self._place_cotangents(cotangents, _with_rows(one, forward.step), placed)
             outputs = self._run_backward(backward, inputs, given, host)
             fill = Filler(backward.step, outputs, placed, self._forms.layout, host)
             return [None if found is None else _on_host(found) for found in fill(backward.step.result.tree)]
 
-        outcome = self._outcome(names.forward, forward, placed, outputs, host)
+        outcome = self._outcome(one.names.forward, forward, placed, outputs, host)
         results = indices_of_values(forward.step.result.tree)
         return ModuleCall(_on_host(outcome.result), tuple(i for i, one in enumerate(results) if one in indices), differentiate)
 
-    def _forward_variant(
-        self,
-        name: StepName,
-        facts: NamedStatic,
-        placed: PlacedBatch,
-        host_values: HostValues,
-        user: UserCall,
-        wanted: tuple[int, ...],
-    ) -> CachedProgram:
+    def _forward_variant(self, one: _PlacedCall) -> CachedProgram:
+        name = one.names.forward
+
         def build(step: CapturedStep, placed: PlacedBatch) -> Built:
             _check_call(step, name)
             return Built(evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False))
 
-        spec = self.spec(call_body(wanted), placed, user)
-        return self._variants.lookup_or_capture(name, facts, placed, host_values, spec, build)
+        spec = self.spec(call_body(one.call.wanted), one.batch, one.call.user)
+        return self._variants.lookup_or_capture(name, one.facts, one.batch, one.host, spec, build)
 
-    def _backward_variant(
-        self,
-        name: StepName,
-        facts: NamedStatic,
-        placed: PlacedBatch,
-        host_values: HostValues,
-        user: UserCall,
-        wanted: tuple[int, ...],
-        forward: CachedProgram,
-    ) -> CachedProgram:
-        specs = [forward.step.value_specs[index] for index in forward.step.differentiable]
-
+    def _backward_variant(self, one: _PlacedCall, forward: CapturedStep) -> CachedProgram:
         def inputs(host_values: HostValues) -> StepInputs:
+            specs = [forward.value_specs[index] for index in forward.differentiable]
             cotangents = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in specs]
-            given = self._inputs(placed, user, host_values)
+            given = self._inputs(one.batch, one.call.user, host_values)
             both: Any = _WithCotangents(given.spec, len(given.leaves))
             return dataclasses.replace(given, leaves=[*given.leaves, *cotangents], spec=both)
 
         def build(step: CapturedStep, placed: PlacedBatch) -> Built:
-            split = (*placed.form.split, *(self._has_rows(spec.shape, placed) for spec in specs))
-            shardings = self.model.param_shardings if self.mesh.devices.size > 1 else None
-            options = compiler_options(self.mesh, self.model.gradient_bytes())
-            return Built(_backward_program(step, placed, split, shardings, self.mesh, options))
+            return Built(self._backward_program(step, placed, (*placed.form.split, *_with_rows(one, forward))))
 
-        spec = dataclasses.replace(self.spec(call_backward_body(wanted), placed, user), inputs=inputs)
-        return self._variants.lookup_or_capture(name, facts, placed, host_values, spec, build)
+        spec = self.spec(call_backward_body(one.call.wanted), one.batch, one.call.user)
+        spec = dataclasses.replace(spec, inputs=inputs)
+        return self._variants.lookup_or_capture(one.names.backward, one.facts, one.batch, one.host, spec, build)
 
-    def _has_rows(self, shape: tuple[int, ...], placed: PlacedBatch) -> bool:
-        return bool(shape) and any(placed.form.split) and shape[0] == placed.size
+    def _backward_program(self, step: CapturedStep, batch: PlacedBatch, split: Sequence[bool]) -> Callable[..., Any]:
+        """``(params, buffers, raw key, draws, arrays, scalars) -> (grads, outputs)``, jitted.
+
+        Args:
+            split: whether each of the arrays, which are the batch and then cotangents, is split over the mesh.
+        """
+        gradients, rows = in_matmul_precision(step.gradient_function(mesh=self.mesh)), batch.form.rows
+        shardings = self.model.param_shardings if self.mesh.devices.size > 1 else None
+
+        def backward(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:
+            key = jax.random.fold_in(jax.random.wrap_key_data(raw_key), draws)
+            real = [rows.cut(x) if cut and rows.is_padded else x for x, cut in zip(arrays, split, strict=True)]
+            found = gradients(params, buffers, real, key, scalars)
+            grads = {name: grad for name, grad in found.grads.items() if grad is not None}
+            if shardings is not None:
+                grads = jax.lax.with_sharding_constraint(grads, {name: shardings[name] for name in grads})
+            return grads, found.outputs
+
+        program = backward if shardings is None else apply_jaxpr_passes(backward, lambda params: shardings)
+        return jax.jit(program, compiler_options=compiler_options(self.mesh, self.model.gradient_bytes()))
 
     def _place_cotangents(self, cotangents: Sequence[torch.Tensor], rows: Sequence[bool], placed: PlacedBatch) -> list[Any]:
         """Cotangents as the program takes them. The loss is taken as a mean over the process's rows, as DDP takes it."""
@@ -330,29 +344,9 @@ def _check_call(step: CapturedStep, name: str) -> None:
         )
 
 
-def _backward_program(
-    step: CapturedStep,
-    batch: PlacedBatch,
-    split: Sequence[bool],
-    shardings: Mapping[str, Any] | None,
-    mesh: Mesh,
-    options: dict[str, str],
-) -> Callable[..., Any]:
-    """``(params, buffers, raw key, draws, arrays, scalars) -> (grads, outputs)``, jitted; arrays: the batch, then cotangents."""
-    gradients = in_matmul_precision(step.gradient_function(mesh=mesh))
-    rows = batch.form.rows
-
-    def backward(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:
-        key = jax.random.fold_in(jax.random.wrap_key_data(raw_key), draws)
-        real = [rows.cut(x) if cut and rows.is_padded else x for x, cut in zip(arrays, split, strict=True)]
-        found = gradients(params, buffers, real, key, scalars)
-        grads = {name: grad for name, grad in found.grads.items() if grad is not None}
-        if shardings is not None:
-            grads = jax.lax.with_sharding_constraint(grads, {name: shardings[name] for name in grads})
-        return grads, found.outputs
-
-    program = backward if shardings is None else apply_jaxpr_passes(backward, lambda params: shardings)
-    return jax.jit(program, compiler_options=options)
+def _with_rows(one: _PlacedCall, forward: CapturedStep) -> list[bool]:
+    """Whether each differentiable tensor of a call's result has the rows of its batch."""
+    return [one.has_rows(forward.value_specs[index].shape) for index in forward.differentiable]
 
 
 @jax.jit  # without compiler_options: sums alone
