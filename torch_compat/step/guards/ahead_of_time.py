@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import inspect
 import sys
 import traceback
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 
 from torch_compat.step.effects.recorder import changing_nothing
-from torch_compat.step.guards.instrumented import Instrumented, Observer, observed_through
 from torch_compat.step.guards.known_functions import is_plain
+from torch_compat.step.guards.notes import Notes, Observer, observed_through
 from torch_compat.step.host.calls import HostCalls
 from torch_compat.step.values.marks import has_contents
 from xlatrain.bridge.errors import CaptureError, user_line
@@ -42,7 +43,8 @@ def ahead_of_time(calls: HostCalls, refusal: Callable[[str], CaptureError]) -> I
         raise refusal(f"reads {what} ({user_line(stack)})")
 
     before = len(calls.calls)
-    with observed_through(lambda observer: _Late(observer, reads)), changing_nothing(lambda place: refusal(f"changes {place}")):
+    late: Any = functools.partial(_Late, told=reads)
+    with observed_through(late), changing_nothing(lambda place: refusal(f"changes {place}")):
         yield
     if len(calls.calls) > before:
         raise refusal(f"calls {calls.calls[before].text} on the host")
@@ -67,6 +69,9 @@ class _Late:
     def _pass(self, what: str, *args: Any) -> Any:
         self._observer.of_library = self.of_library
         return getattr(self._observer, what)(*args)
+
+    def __getattr__(self, what: str) -> Any:  # what else it is told
+        return functools.partial(self._pass, what)
 
     def enter(self, key: str) -> None:
         self._pass("enter", key)
@@ -108,24 +113,9 @@ class _Late:
         self._pass("source", source, names, variables)
         self._told("what eval or exec names")
 
-    def entry(self, holder: Any, key: Any) -> None:
-        self._pass("entry", holder, key)
-
-    def value(self, value: Any) -> None:
-        self._pass("value", value)
-
-    def member(self, item: Any, holder: Any) -> None:
-        self._pass("member", item, holder)
-
-    def stores(self, owner: Any, name: str) -> None:
-        self._pass("stores", owner, name)
-
-    def fills(self, holder: Any) -> None:
-        self._pass("fills", holder)
-
 
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-_OURS = (__name__, Instrumented.__module__)
+_OURS = (__name__, Notes.__module__)
 
 
 def _globals_of(code: types.CodeType) -> set[str]:

@@ -21,7 +21,7 @@ _HOOKS_OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_
 
 
 class Observation:
-    """Told about reads by code with notes; see :class:`~torch_compat.step.guards.instrumented.Observer`.
+    """Told about reads by code with notes; see :class:`~torch_compat.step.guards.notes.Observer`.
 
     Args:
         functions: that the step calls, besides its method; those that it is seen to call are added.

@@ -1,0 +1,157 @@
+"""The notes of rewritten functions: each tells the observer of this moment about a read or a change, before it happens."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from xlatrain.bridge.errors import CaptureError, user_line
+
+
+class Observer(Protocol):
+    """The receiver of the notes: it is told about the reads of a step."""
+
+    @property
+    def of_library(self) -> bool:
+        """Whether the code that tells it something is of an installed package."""
+        ...
+
+    @of_library.setter
+    def of_library(self, of_library: bool) -> None: ...
+
+    def enter(self, key: str) -> None:
+        """A function begins."""
+
+    def attribute(self, owner: Any, name: str) -> None:
+        """``owner.name`` is about to be read."""
+
+    def entry(self, holder: Any, key: Any) -> None:
+        """``holder[key]`` is about to be read."""
+
+    def value(self, value: Any) -> None:
+        """All that is in ``value`` may be read: it is compared, iterated over, asked for its truth or length."""
+
+    def stores(self, owner: Any, name: str) -> None:
+        """``owner.name`` is about to be assigned or deleted."""
+
+    def fills(self, holder: Any) -> None:
+        """``holder[…]`` is about to be assigned or deleted."""
+
+    def call(self, function: Any) -> Any:
+        """``function`` is about to be called; what is called instead."""
+
+    def member(self, item: Any, holder: Any) -> None:
+        """Whether ``item`` is in ``holder`` is about to be asked."""
+
+    def source(self, source: Any, names: dict[str, Any], variables: Mapping[str, Any]) -> None:
+        """``eval`` or ``exec`` is about to run ``source`` with these global and local variables."""
+
+
+class _Receiver:
+    """The observer of this moment, if there is one, and its thread."""
+
+    def __init__(self) -> None:
+        self.observer: Observer | None = None
+        self.thread = 0
+        self.busy = False
+
+
+class Notes:
+    """The object that instrumented code calls; nothing happens but in the thread and in the time of an observation.
+
+    Nor does anything while the observer itself works: what it asks an object may run code with notes.
+    """
+
+    slice = slice
+
+    def __init__(self, receiver: _Receiver, *, of_library: bool) -> None:
+        self._receiver = receiver
+        self._of_library = of_library
+
+    def _tell(self, what: str, *args: Any) -> Any:
+        receiver = self._receiver
+        observer = receiver.observer
+        if observer is None or receiver.busy or threading.get_ident() != receiver.thread:
+            return args[0]
+        receiver.busy = True
+        observer.of_library = self._of_library
+        try:
+            return getattr(observer, what)(*args)
+        except Exception as error:  # a read that is not known must not be missed
+            if isinstance(error, CaptureError):
+                raise
+            raise CaptureError(
+                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: what it reads of a "
+                f"{type(args[0]).__qualname__} could not be followed ({type(error).__name__}: {error}).\n  Fix: read it in a "
+                "hook such as on_train_batch_start, and keep it as an attribute of the module."
+            ) from error
+        finally:
+            receiver.busy = False
+
+    def enter(self, key: str) -> None:
+        self._tell("enter", key)
+
+    def attribute(self, owner: Any, name: str) -> Any:
+        self._tell("attribute", owner, name)
+        return owner
+
+    def entry(self, holder: Any, key: Any) -> Any:
+        self._tell("entry", holder, key)
+        return holder[key]
+
+    def value(self, value: Any) -> Any:
+        self._tell("value", value)
+        return value
+
+    def stores(self, owner: Any, name: str) -> Any:
+        self._tell("stores", owner, name)
+        return owner
+
+    def changes(self, owner: Any, name: str) -> Any:
+        self._tell("attribute", owner, name)
+        self._tell("stores", owner, name)
+        return owner
+
+    def fills(self, holder: Any) -> Any:
+        self._tell("fills", holder)
+        return holder
+
+    def updates(self, holder: Any) -> Any:
+        self._tell("value", holder)
+        self._tell("fills", holder)
+        return holder
+
+    def call(self, function: Any) -> Any:
+        return self._tell("call", function)
+
+    def source(self, source: Any, *around: Any) -> tuple[Any, ...]:
+        frame = sys._getframe(1)
+        names = around[0] if around and around[0] is not None else frame.f_globals
+        variables = around[1] if len(around) > 1 and around[1] is not None else frame.f_locals
+        self._tell("source", source, names, variables)
+        return source, *around
+
+    def contains(self, item: Any, holder: Any) -> Any:
+        self._tell("member", item, holder)
+        return item in holder
+
+
+@contextlib.contextmanager
+def observed_through(wrapped: Callable[[Observer], Observer]) -> Iterator[None]:
+    """Within the block, the observer of this moment is told through another one, if there is one."""
+    before = RECEIVER.observer
+    if before is not None:
+        RECEIVER.observer = wrapped(before)
+    try:
+        yield
+    finally:
+        RECEIVER.observer = before
+
+
+RECEIVER = _Receiver()
+NOTES = Notes(RECEIVER, of_library=False)
+LIBRARY_NOTES = Notes(RECEIVER, of_library=True)
