@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -48,13 +49,19 @@ def test_a_run_that_loses_a_process_and_gets_it_back_ends_as_one_that_was_not_di
     command = [sys.executable, str(SCRIPTS / "elastic.py")]
     assert launch([*command, str(folders[0])], 1, 3, environment=environment(), output=output) == 0, output.getvalue()
     status = launch_elastic(
-        [*command, str(folders[1])], 2, 3, rejoin_after=0, may_rejoin=lambda _: (folders[1] / "may rejoin").exists(),
-        environment=environment() | {"XLATRAIN_LEDGER": str(ledger)}, output=output,
+        [*command, str(folders[1])], 1, 3, rejoin_after=0, may_rejoin=lambda _: (folders[1] / "may rejoin").exists(),
+        memory_steps=1, environment=environment() | {"XLATRAIN_LEDGER": str(ledger)}, output=output,
     )  # fmt: skip
     said = output.getvalue()
     assert status == 0, said
     assert "[launch] lost [1]; going on with 2 of 3 processes" in said
     assert "[launch] process(es) [1] may come back" in said
+    continued = re.findall(
+        r"continuing from \S*?([^/\s]+), (?:the newest checkpoint|which is in the hosts' memory, of step (\d+))", said
+    )
+    # A worker that is killed; the same step as was saved, when one comes back; a host that is lost; all memory that is lost.
+    steps = [int(step) if step else name for name, step in dict.fromkeys(continued)]
+    assert steps[0] == 4 and isinstance(steps[1], int) and steps[2:] == [13, "epoch=1-step=18.ckpt"], said
 
     undisturbed, disturbed = (json.loads((folder / "result.json").read_text()) for folder in folders)
     assert undisturbed["steps"] == disturbed["steps"] == STEPS
@@ -68,5 +75,5 @@ def test_a_run_that_loses_a_process_and_gets_it_back_ends_as_one_that_was_not_di
     assert kept(folders[0]) == {step: sorted(rows) for step, rows in samples.items()}
 
     found = goodput(read(ledger))
-    assert found is not None and [loss.processes for loss in found.losses] == [(3, 2), (2, 3)]
+    assert found is not None and [loss.processes for loss in found.losses] == [(3, 2), (2, 3), (3, 2), (2, 1)]
     assert found.steps == STEPS and found.losses[1].lost_steps == 0  # it was asked to save

@@ -96,6 +96,11 @@ def load_checkpoint_dict(
             f"{opened.path} has no {host_state.HOST_FILE}: the engine saved it without torch; read it with "
             "xlatrain.checkpoint.open_checkpoint"
         )
+    return read_opened(opened, weights_only, lazy=lazy)
+
+
+def read_opened(opened: sharded.Checkpoint, weights_only: bool | None, *, lazy: bool) -> dict[str, Any]:
+    """The dict of a checkpoint that is open; see :func:`load_checkpoint_dict`."""
     state = host_state.load(opened.files, weights_only=weights_only)
     return with_arrays(state, _Lazily(opened) if lazy else _Whole(opened))
 

@@ -13,6 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.checkpoint.checkpoint_dict import raising_damage
+from torch_compat.checkpoint.markers import split
 from torch_compat.core.saving import weights_of
 from torch_compat.plugins.io.async_plugin import WrappingCheckpointIO
 from torch_compat.plugins.io.checkpoint_io import CheckpointIO
@@ -61,11 +62,11 @@ class StrategyCheckpoints:
         if self._mesh_run.device.type != "cpu":  # a checkpoint of a GPU is read where there is none
             checkpoint = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, checkpoint)
         if io.collective:
-            innermost = _innermost(io)
-            if isinstance(innermost, MeshCheckpointIO):
-                innermost.array_of, innermost.wait = self._array_of, not self._commits_in_background
+            plugin = innermost(io)
+            if isinstance(plugin, MeshCheckpointIO):
+                plugin.array_of, plugin.wait = self._array_of, not self._commits_in_background
             io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-            self.pending_save = innermost.pending if isinstance(innermost, MeshCheckpointIO) else None
+            self.pending_save = plugin.pending if isinstance(plugin, MeshCheckpointIO) else None
             return
         plain = self._plain(checkpoint)  # every process: shards may lie anywhere
         if self.is_global_zero:  # pyright: ignore[reportAttributeAccessIssue]
@@ -74,6 +75,12 @@ class StrategyCheckpoints:
             else:
                 io.save_checkpoint(plain, filepath, storage_options=storage_options)
         self.barrier(f"saved {filepath}")  # pyright: ignore[reportAttributeAccessIssue]
+
+    def split(self, checkpoint: Mapping[str, Any]) -> tuple[dict[str, jax.Array], Any]:
+        """The arrays in a checkpoint dict by name, as they are on the mesh, and the dict with markers in their place."""
+        if (placed := self._mesh_run.placed) is not None:
+            placed.push_values()  # a hook may have changed weights since the last step
+        return split(checkpoint, self._array_of)
 
     @contextmanager
     def commits_in_background(self) -> Iterator[None]:
@@ -159,7 +166,7 @@ class StrategyCheckpoints:
         return pytree.tree_map_only((torch.Tensor, jax.Array), plain, dict(checkpoint))
 
 
-def _innermost(io: CheckpointIO) -> CheckpointIO:
+def innermost(io: CheckpointIO) -> CheckpointIO:
     """The plugin that reads and writes, inside of those that wrap it."""
     while isinstance(io, WrappingCheckpointIO):
         io = io.inner()
@@ -168,5 +175,5 @@ def _innermost(io: CheckpointIO) -> CheckpointIO:
 
 def _takes(io: CheckpointIO, method: str, argument: str) -> bool:
     """Whether a plugin's method takes an argument that plugins of earlier releases do not know."""
-    parameters = inspect.signature(getattr(_innermost(io), method)).parameters.values()
+    parameters = inspect.signature(getattr(innermost(io), method)).parameters.values()
     return any(parameter.name == argument or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

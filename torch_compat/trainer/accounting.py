@@ -32,6 +32,7 @@ class RunTime:
         account: where the loops book their time.
         announced: whether the run has said how its steps run.
         compiled_before: seconds that programs of the sanity check took, captured and compiled.
+        memory_snapshots: of a run whose state is kept in its hosts' memory: how often, how much, and how long it has waited.
         replica_checks: of a ``SilentDataCorruptionCheck``: how many there were, what they took and could not check.
     """
 
@@ -40,6 +41,7 @@ class RunTime:
         self.announced = False
         self.compiled_before = 0.0
         self.replica_checks: dict[str, Any] = {}
+        self.memory_snapshots: dict[str, Any] = {}
         self._began = time.time()
         self._ledger: Ledger | None = None
         self._fit = 0
@@ -76,6 +78,7 @@ class RunTime:
             "goodput": round(seconds["step"] / sum(seconds.values()), 4),
             **({"stragglers": stragglers} if (stragglers := watch.stragglers()) else {}),
             **({"replica_checks": self.replica_checks} if self.replica_checks else {}),
+            **({"memory_snapshots": self.memory_snapshots} if self.memory_snapshots else {}),
         }
 
     def end(self, trainer: Trainer, outcome: str) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from torch_compat.run.states import TrainerFn
-from torch_compat.utilities.rank_zero import rank_zero_info
+from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch_compat.utilities.warnings import PossibleUserWarning
 from xlatrain.mesh.mesh import in_words
 
 if TYPE_CHECKING:
@@ -33,3 +36,14 @@ def announce(trainer: Trainer) -> None:
     took = f" · first step in {seconds:.1f} s" if seconds and not steps.log.fallback else ""
     bar = trainer.progress_bar_callback
     (rank_zero_info if bar is None else bar.announce)(text + took)
+
+
+def warn_of_eval_mode(module: torch.nn.Module) -> None:
+    """Warn of modules that training finds in eval mode."""
+    found = sum(not one.training for one in module.modules())
+    if found:
+        rank_zero_warn(
+            f"Found {found} module(s) in eval mode at the start of training. This leaves them without dropout and with "
+            "BatchNorm's running statistics. `model.train()` before `fit` puts all into train mode.",
+            category=PossibleUserWarning,
+        )

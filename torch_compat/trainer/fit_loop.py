@@ -13,7 +13,8 @@ from torch_compat.checkpoint import stock_loops
 from torch_compat.run import hook_calls as call
 from torch_compat.run import profiling
 from torch_compat.run.states import RunningStage
-from torch_compat.trainer.announcement import announce
+from torch_compat.trainer import memory_snapshots
+from torch_compat.trainer.announcement import announce, warn_of_eval_mode
 from torch_compat.trainer.before_validation import BeforeValidation
 from torch_compat.trainer.counted_loop import Phase, Progress
 from torch_compat.trainer.counters import Began, Stage
@@ -25,13 +26,13 @@ from torch_compat.trainer.loops_state import fit_state
 from torch_compat.trainer.preemption import Preempted
 from torch_compat.trainer.results import Results
 from torch_compat.trainer.scheduler_steps import step_schedulers
-from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
-from torch_compat.utilities.warnings import PossibleUserWarning
+from torch_compat.utilities.rank_zero import WarningCache
 from xlatrain.cluster.distributed import any_process
 
 if TYPE_CHECKING:
     from torch_compat.step.optimization.forward_only import ForwardOnly
     from torch_compat.step.outcome import StepOutcome
+    from torch_compat.trainer.memory_snapshots import MemorySnapshots
     from torch_compat.trainer.trainer import Trainer
 
 
@@ -62,6 +63,7 @@ class FitLoop(LimitedFitLoop):
         self._validated = False  # the validation that the current batch made due has begun
         self._none_given = WarningCache()
         self._forward_only: ForwardOnly | None = None
+        self._snapshots: MemorySnapshots | None = None
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -71,7 +73,7 @@ class FitLoop(LimitedFitLoop):
         try:
             self._train()
         finally:
-            self._loaded = False
+            self._loaded, self._snapshots = False, None
 
     def _train(self) -> None:
         trainer = self._trainer
@@ -85,7 +87,8 @@ class FitLoop(LimitedFitLoop):
         trainer.validate_loop.forget_batches(current=True)  # those of the sanity check
         self.forget_results()
         trainer.run_time.begin_training(trainer)
-        _warn_of_eval_mode(trainer.lightning_module)
+        self._snapshots = memory_snapshots.begin(trainer)
+        warn_of_eval_mode(trainer.lightning_module)
         with torch.enable_grad(), trainer.run_time.account.span("step"):
             call.hooks(trainer, "on_train_start")
             self._resume_between_epochs()
@@ -93,6 +96,8 @@ class FitLoop(LimitedFitLoop):
                 self._run_epoch()
             if trainer.preemption is not None:
                 trainer.preemption.finish()
+            if self._snapshots is not None:
+                self._snapshots.finish()
             trainer.executor.wait()
             call.hooks(trainer, "on_train_end")
 
@@ -132,8 +137,14 @@ class FitLoop(LimitedFitLoop):
         self._end_epoch()
         self._phase = Phase.BETWEEN
         self._loaded = False
-        if trainer.preemption is not None:
-            trainer.preemption.at_boundary()
+        self._at_boundary()
+
+    def _at_boundary(self) -> None:
+        """Between two batches, or epochs: all there is can be saved."""
+        if self._snapshots is not None:
+            self._snapshots.take_if_due()
+        if self._trainer.preemption is not None:
+            self._trainer.preemption.at_boundary()
 
     def _bind(self) -> None:
         self._on_batch_start = call.BoundHook(self._trainer, "on_train_batch_start")
@@ -196,8 +207,7 @@ class FitLoop(LimitedFitLoop):
                 return
             if self.epoch_done():
                 return
-            if (preemption := self._trainer.preemption) is not None:
-                preemption.at_boundary()
+            self._at_boundary()
         if resumed and not batches:  # the checkpoint was saved in the last batch's hooks
             self.is_last_batch = True
 
@@ -489,13 +499,3 @@ _END: Any = object()
 
 class _SkipRestOfEpoch(Exception):
     """The hook ``on_train_batch_start`` returned -1."""
-
-
-def _warn_of_eval_mode(module: torch.nn.Module) -> None:
-    found = sum(not one.training for one in module.modules())
-    if found:
-        rank_zero_warn(
-            f"Found {found} module(s) in eval mode at the start of training. This leaves them without dropout and with "
-            "BatchNorm's running statistics. `model.train()` before `fit` puts all into train mode.",
-            category=PossibleUserWarning,
-        )

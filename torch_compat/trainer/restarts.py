@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.utilities.rank_zero import rank_zero_info
+from xlatrain.checkpoint import saved_facts
+from xlatrain.checkpoint.snapshots import newest_snapshot
+from xlatrain.cluster.keepers import NeighbourMemory
 from xlatrain.cluster.launch import RESUME_SINCE
 
 if TYPE_CHECKING:
@@ -43,10 +46,24 @@ def newest(trainer: Trainer, commit_time_ns: Callable[[str], int | None]) -> str
     for entry in _entries(record) if trainer.is_global_zero else ():
         if entry["fit"] == _fits and (time := commit_time_ns(entry["path"])) is not None:
             found[entry["path"]] = time
-    path = trainer.strategy.broadcast(max(found, key=lambda one: found[one]) if found else None)
+    stored = max(found, key=lambda one: found[one]) if found else None
+    path, said = trainer.strategy.broadcast(_newer_in_memory(stored) if trainer.is_global_zero else (None, ""))
     if path is not None:
-        rank_zero_info(f"{RESUME_SINCE} is set: continuing from {path}, the newest checkpoint that this run has saved")
+        rank_zero_info(f"{RESUME_SINCE} is set: continuing from {path}, {said}")
     return path
+
+
+def _newer_in_memory(stored: str | None) -> tuple[str | None, str]:
+    """The newest snapshot in the hosts' memory, unless what is stored is newer; and what it is.
+
+    They may be of one step, and either is right then: a validation or an epoch's end that the snapshot is before is run again.
+    """
+    memory = NeighbourMemory.of_environment()
+    snapshot = None if memory is None else newest_snapshot(memory, _fits)
+    step = None if stored is None else (saved_facts(stored) or {}).get("step")
+    if snapshot is None or (isinstance(step, int) and step > snapshot[1]):
+        return stored, "the newest checkpoint that this run has saved"
+    return snapshot[0], f"which is in the hosts' memory, of step {snapshot[1]}: no storage is read"
 
 
 def note(trainer: Trainer, path: str | os.PathLike[str]) -> None:

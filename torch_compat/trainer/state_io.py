@@ -19,6 +19,7 @@ from torch_compat.callbacks.corruption_check import check_before_save
 from torch_compat.callbacks.model_checkpoint import ModelCheckpoint
 from torch_compat.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from torch_compat.callbacks.tiered_checkpoint import TieredCheckpoint
+from torch_compat.checkpoint.checkpoint_dict import read_opened
 from torch_compat.core.hparams import is_omegaconf
 from torch_compat.run import hook_calls as call
 from torch_compat.run.profiling import profiled_hook
@@ -32,6 +33,7 @@ from torch_compat.trainer.preemption import checkpoint_of
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from xlatrain import checkpoint as sharded
+from xlatrain.checkpoint.snapshots import is_snapshot, open_snapshot
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -216,7 +218,10 @@ def _commit_time_ns(path: str) -> int | None:
 
 
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
-    """Read a checkpoint; on every process."""
+    """Read a checkpoint, or a snapshot in the hosts' memory; on every process."""
+    if is_snapshot(path):
+        check_same_checkpoint(path, None)
+        return read_opened(open_snapshot(path), weights_only is not False, lazy=True)
     check_same_checkpoint(path, _commit_time_ns(path))
     rank_zero_info(f"Restoring states from the checkpoint path at {path}")
     return trainer.strategy.load_checkpoint(path, weights_only=weights_only)

@@ -34,7 +34,7 @@ from xlatrain.checkpoint.file_record import BodyWriter, check_body
 from xlatrain.checkpoint.file_saving import save_file, write_file
 from xlatrain.checkpoint.manifest import ArrayMetadata
 from xlatrain.checkpoint.pending import PendingSave, wait_for_save, wait_for_saves
-from xlatrain.checkpoint.reading import Checkpoint, open_checkpoint
+from xlatrain.checkpoint.reading import Checkpoint, open_checkpoint, saved_facts
 from xlatrain.checkpoint.retention import Retention, entries, prune
 from xlatrain.checkpoint.saving import FilesArgument, save
 from xlatrain.checkpoint.verification import Verification, verify
@@ -69,6 +69,7 @@ __all__ = [
     "remove",
     "save",
     "save_file",
+    "saved_facts",
     "verify",
     "wait_for_save",
     "wait_for_saves",

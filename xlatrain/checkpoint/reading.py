@@ -14,10 +14,11 @@ from etils import epath
 
 from xlatrain.checkpoint import filesystem
 from xlatrain.checkpoint.arrays import LAYOUT, describe, flatten_names, read_numpy, read_sharded
-from xlatrain.checkpoint.errors import CheckpointMismatchError, CorruptCheckpointError
+from xlatrain.checkpoint.errors import CheckpointError, CheckpointMismatchError, CorruptCheckpointError
+from xlatrain.checkpoint.file_record import FileRecord
 from xlatrain.checkpoint.manifest import ARRAYS, FILES, ArrayMetadata, file_digest, read_manifest, sha256
 from xlatrain.checkpoint.pending import join_save_to
-from xlatrain.checkpoint.record import read_record
+from xlatrain.checkpoint.record import read_any_record, read_record
 
 _NEXT_STEP = "copy the checkpoint again, or restore another one"
 
@@ -124,10 +125,9 @@ class Checkpoint:
             _check_leaf(name, leaf)
         sources = {name: stored_as(name) if stored_as else name for name in named}
         self._check_match(named, sources, subset=subset, cast=cast)
-        self._check_layout()
         arrays: dict[str, jax.Array] = {}
         for group in _without_duplicates(sources):  # Orbax reads a name once; two leaves may ask for it
-            read = read_sharded(self._arrays, self._metadata, {source: named[name] for name, source in group.items()})
+            read = self._read_sharded({source: named[name] for name, source in group.items()})
             arrays |= {name: _cast(read[source], named[name]) for name, source in group.items()}
         return jax.tree.unflatten(structure, [arrays[name] for name in named])
 
@@ -149,6 +149,14 @@ class Checkpoint:
         names = list(self._metadata) if names is None else names
         if missing := [name for name in names if name not in self._metadata]:
             raise CheckpointMismatchError(f"{self.path}: no arrays named {_shown(missing)}; {self._stored_names()}")
+        return self._read_numpy(names)
+
+    def _read_sharded(self, template: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Arrays of stored names, of the template's shapes and on its shards."""
+        self._check_layout()
+        return read_sharded(self._arrays, self._metadata, template)
+
+    def _read_numpy(self, names: list[str]) -> dict[str, np.ndarray]:
         self._check_layout()
         return read_numpy(self._arrays, {name: self._metadata[name] for name in names})
 
@@ -189,6 +197,16 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     target = filesystem.as_path(path)
     join_save_to(target)
     return Checkpoint(target)
+
+
+def saved_facts(path: str | os.PathLike[str]) -> Mapping[str, Any] | None:
+    """The facts that the checkpoint at the path was saved with, e.g. its step; None where none can be opened. Cheap."""
+    target = filesystem.as_file_path(path)
+    try:
+        record = read_any_record(target)
+        return record.facts if isinstance(record, FileRecord) else open_checkpoint(path).facts
+    except CheckpointError:
+        return None
 
 
 def _check_leaf(name: str, leaf: Any) -> None:

@@ -24,6 +24,7 @@ _ONLY_FOR = {
     "devices_per_process": "this machine",
     "elastic": "this machine",
     "rejoin_after": "this machine",
+    "memory_steps": "this machine",
     "hosts": "ssh",
     "zone": "gcloud",
     "image": "jobset",
@@ -77,8 +78,8 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError("--elastic says how many processes there are, from MIN to MAX: leave --processes out")
         _bounds(args.elastic)
         args.processes = 0  # it is not needed then
-    elif args.rejoin_after is not None:
-        raise ValueError("--rejoin-after is for --elastic MIN:MAX: without it nothing goes on with fewer processes")
+    elif given := [name for name in ("rejoin_after", "memory_steps") if getattr(args, name) is not None]:
+        raise ValueError(f"{_flag(given[0])} is for --elastic MIN:MAX: without it nothing goes on with fewer processes")
     if missing := [_flag(name) for name in _NEEDED.get(target, ("processes",)) if getattr(args, name) is None]:
         raise ValueError(f"{target} needs {', '.join(missing)}")
     if args.plan and target == "this machine" and not os.path.isfile(args.plan):
@@ -135,7 +136,7 @@ def _here(args: argparse.Namespace, program: list[str], variables: dict[str, str
     if args.elastic is None:
         return launch(command, args.processes, devices, **options)
     back = 60.0 if args.rejoin_after is None else args.rejoin_after
-    return launch_elastic(command, *_bounds(args.elastic), devices, rejoin_after=back, **options)
+    return launch_elastic(command, *_bounds(args.elastic), devices, rejoin_after=back, memory_steps=args.memory_steps, **options)
 
 
 def _on_hosts(args: argparse.Namespace, program: list[str], variables: dict[str, str]) -> int:
@@ -209,6 +210,12 @@ def _parser() -> argparse.ArgumentParser:
         help="on this machine: begin with MAX processes, go on with MIN or more when some are lost",
     )
     add("--rejoin-after", type=float, metavar="S", help="with --elastic: when one that was lost is started again (default: 60)")
+    add(
+        "--memory-steps",
+        type=int,
+        metavar="N",
+        help="with --elastic: lose at most N optimizer steps with a process: the state is kept in the memory of two hosts",
+    )
     add("--devices-per-process", type=int, metavar="N", help="CPU devices of each (default: 1)")
     add("--hosts", metavar="A,B,…", help="run one process on each of these hosts, through ssh")
     add("--print", choices=tuple(_NEEDED), help="start nothing; print the commands, or the file for the scheduler")

@@ -4,6 +4,9 @@ JAX cannot take a process out of a world, or into one, while programs run over a
 So the processes that are left are started again as a smaller world; a process that may come back is taken in by asking all to
 save where they are (SIGTERM, as at a preemption) and starting the larger world from there. ``XLATRAIN_ELASTIC`` tells the scripts
 how many processes there would be: the global batch stays that of all of them, whatever the world is.
+
+With ``memory_steps`` each host has a keeper beside its process, so that a run goes on from its neighbours' memory, and not from
+storage (:mod:`xlatrain.cluster.keepers`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from xlatrain.cluster.keepers import Keepers
 from xlatrain.cluster.launch import (
     ELASTIC,
     POLL_S,
@@ -66,6 +70,7 @@ def launch_elastic(
     coordinator_port: int | None = None,
     grace_s: float = 10.0,
     max_restarts: int = 0,
+    memory_steps: int | None = None,
     environment: Mapping[str, str] | None = None,
     output: IO[Any] | None = None,
 ) -> int:
@@ -81,6 +86,8 @@ def launch_elastic(
         most: processes that it begins with.
         rejoin_after: seconds after which one that was lost is started again,
         may_rejoin: if this says so of its number: whether what it needs is there.
+        memory_steps: how many optimizer steps may be lost with a process: the state is kept in the memory of two hosts that
+            often. None: what was not saved is lost.
 
     Returns:
         The exit status, as of ``launch``.
@@ -88,13 +95,7 @@ def launch_elastic(
     Raises:
         ValueError: not ``1 <= least <= most``, or another number out of its range.
     """
-    if not 1 <= least <= most:
-        raise ValueError(f"elastic: at least 1 process, and no fewer at most, not {least}:{most}")
-    if devices_per_process < 1 or max_restarts < 0 or not rejoin_after >= 0:
-        raise ValueError(
-            f"devices_per_process must be at least 1, max_restarts and rejoin_after at least 0, not {devices_per_process}, "
-            f"{max_restarts}, {rejoin_after}"
-        )
+    _check(least, most, devices_per_process, max_restarts, rejoin_after, memory_steps)
     base = dict(os.environ if environment is None else environment)
     base.setdefault(RESUME_SINCE, str(int(time.time())))
     base.setdefault(SECRET, secrets.token_hex(16))
@@ -102,21 +103,22 @@ def launch_elastic(
     printer = Printer(sys.stdout if output is None else output, most)
     away = _Away(may_rejoin)
     restarts = short = 0
-    with Signals() as signals:
+    newest = "newest checkpoint" if memory_steps is None else "newest snapshot in memory, or checkpoint"
+    with Signals() as signals, Keepers(most, memory_steps, base[SECRET]) as keepers:
         while True:
-            while most - len(away.slots()) < least:
-                if received := signals.take():
-                    return 128 + received[0]
-                time.sleep(POLL_S)
+            if received := _wait_for(least, most, away, signals):
+                return 128 + received
             absent = away.slots()
             slots = [slot for slot in range(most) if slot not in absent]
             away.keep(absent)
+            keepers.begin_world(slots)
             port, started = coordinator_port or free_port(), time.monotonic()
             children: list[Child] = []
             with Guardian() as guardian:
                 try:
                     for process, slot in enumerate(slots):
-                        own = child_environment(base, process, len(slots), devices_per_process, port)
+                        known = base | keepers.variables(slot)
+                        own = child_environment(known, process, len(slots), devices_per_process, port)
                         children.append(Child(slot, command, own, printer))
                         guardian.watch(children[-1].group)
                     end = _watch(children, signals, printer, grace_s, away)
@@ -135,7 +137,7 @@ def launch_elastic(
                 away.add(end.lost, time.monotonic() + rejoin_after)
                 left = most - len(away.slots())
                 wait = "" if left >= least else f", fewer than {least}: waiting until some come back"
-                printer.say(f"lost {end.lost}; going on with {left} of {most} processes from the newest checkpoint{wait}")
+                printer.say(f"lost {end.lost}; going on with {left} of {most} processes from the {newest}{wait}")
             elif end.grows:
                 printer.say("starting again with those that come back")
             else:
@@ -143,6 +145,30 @@ def launch_elastic(
                     return end.status
                 restarts += 1
                 printer.say(f"starting again ({restarts} of {max_restarts})")
+
+
+def _check(least: int, most: int, devices: int, max_restarts: int, rejoin_after: float, memory_steps: int | None) -> None:
+    if not 1 <= least <= most:
+        raise ValueError(f"elastic: at least 1 process, and no fewer at most, not {least}:{most}")
+    if devices < 1 or max_restarts < 0 or not rejoin_after >= 0:
+        raise ValueError(
+            f"devices_per_process must be at least 1, max_restarts and rejoin_after at least 0, not {devices}, {max_restarts}, "
+            f"{rejoin_after}"
+        )
+    if memory_steps is not None and (memory_steps < 1 or most < 2):
+        raise ValueError(
+            f"memory_steps={memory_steps} with {most} process(es) at most: expected at least 1 step, and 2 processes, which "
+            "are neighbours"
+        )
+
+
+def _wait_for(least: int, most: int, away: _Away, signals: Signals) -> int:
+    """Wait until so many may run. Returns the number of a signal that came meanwhile, or 0."""
+    while most - len(away.slots()) < least:
+        if received := signals.take():
+            return received[0]
+        time.sleep(POLL_S)
+    return 0
 
 
 class _Away:

@@ -24,6 +24,7 @@ OURS = {
     "XLATRAIN_JOIN_WITHIN": "seconds for all processes to come",
     "XLATRAIN_LEDGER": "file that a fit appends where its time went to; read by `xlatrain goodput`",
     "XLATRAIN_LOCAL_PROCESS_ID": "set by `xlatrain launch`: index on this host",
+    "XLATRAIN_NEIGHBOUR_MEMORY": "set by `xlatrain launch --memory-steps`: who keeps the state in memory, and how often",
     "XLATRAIN_NO_RECOMPILATION_AFTER": "a step that is compiled again after this many runs is an error",
     "XLATRAIN_LOGITS": "how many logits a device may have at a time; 0: any number",
     "XLATRAIN_NON_FINITE": "warn, stop or skip: what a fit does at gradients that are not finite",

@@ -90,6 +90,9 @@ def test_an_error_is_no_loss(tmp_path: Path) -> None:
         (["--elastic", "2:3", "--processes", "3"], "leave --processes out"),
         (["--elastic", "2:3", "--hosts", "a,b"], "--elastic does nothing here (ssh): it is for this machine"),
         (["--processes", "3", "--rejoin-after", "5"], "--rejoin-after is for --elastic MIN:MAX"),
+        (["--processes", "3", "--memory-steps", "5"], "--memory-steps is for --elastic MIN:MAX"),
+        (["--elastic", "1:3", "--memory-steps", "0"], "memory_steps=0 with 3 process(es) at most: expected at least 1 step"),
+        (["--elastic", "1:1", "--memory-steps", "5"], "and 2 processes, which are neighbours"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
