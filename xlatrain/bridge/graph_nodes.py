@@ -93,10 +93,16 @@ class CopiedNode:
 
 
 COPIED = "xlatrain_copied"
-"""Nodes keep there what they were written down from. They are alike: passes may give them other operands that look the same, but
-must leave the rest of their arguments as it is."""
+"""Nodes keep there what they were written down from. They are alike: passes may give them other operands that look the same. One
+that changes the rest of their arguments, or their target, does so by :func:`rewrite`."""
 
 
 def copied_from(node: Node) -> CopiedNode | None:
     """The record, shared by several nodes, from which ``node`` was copied into the graph; None if it was not copied."""
     return node.meta.get(COPIED)
+
+
+def rewrite(node: Node, target: Any, args: tuple[Any, ...]) -> None:
+    """Make ``node`` another op of the same result, with these arguments: it is a copy of nothing any more."""
+    node.target, node.args = target, args
+    node.meta.pop(COPIED, None)

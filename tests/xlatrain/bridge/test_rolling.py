@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from xlatrain.bridge.capture.attention import float32_attention
-from xlatrain.bridge.capture.capture import Capture, capture
+from xlatrain.bridge.capture.attention import float32_attention, fused_attention
+from xlatrain.bridge.capture.capture import Capture, capture, record
 from xlatrain.bridge.loops.rolling import copies_to_roll
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.step.stacking import Row, as_array
@@ -238,3 +238,24 @@ def test_what_each_copy_makes_anew_for_the_next_is_a_constant() -> None:
     assert len(found.rolled.loops) == 2  # forward and backward
     for rolled, unrolled in zip(*reversed(both(found, inputs)), strict=True):
         assert_same(rolled, unrolled)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_ops_that_a_pass_rewrote_are_as_alike_as_before(window: int | None) -> None:
+    """A mask is recognised in the layer that was captured and in those that are copies of it: the loop has them all."""
+
+    def step(weights: list[Tensor], x: Tensor) -> list[Tensor]:
+        places = torch.arange(3)
+        seen = places <= places[:, None]
+        seen = seen if window is None else seen & (places > places[:, None] - window)
+        leaves = [value.detach().requires_grad_() for value in (x, *weights)]
+        with torch.enable_grad():
+            x = leaves[0]
+            for weight in leaves[1:]:
+                heads = (x @ weight).view(1, 1, 3, WIDTH)
+                x = x + F.scaled_dot_product_attention(heads, heads, heads, seen).view(3, WIDTH)
+            return [*torch.autograd.grad(x.square().mean(), leaves)]
+
+    with fused_attention(), float32_attention():
+        found = record(step, [torch.eye(WIDTH) for _ in range(DEPTH)], torch.ones(3, WIDTH)).graph()
+    assert [loop.count for loop in found.rolled.loops] == [DEPTH, DEPTH]

@@ -28,7 +28,7 @@ from xlatrain.bridge.capture.masks.conditions import (
 )
 from xlatrain.bridge.capture.masks.family import family_of
 from xlatrain.bridge.capture.masks.known import KnownValues
-from xlatrain.bridge.graph_nodes import NodeMaker
+from xlatrain.bridge.graph_nodes import NodeMaker, rewrite
 
 _ATEN, _OURS = torch.ops.aten, torch.ops.xlatrain
 _PLACES = {  # of the queries among an op's arguments; keys, values, mask, is_causal, scale come after them
@@ -81,10 +81,10 @@ def _tell(node: Node, place: int, simple: _Simple) -> bool:
     before, after = node.args[: place + 3], node.args[place + 5 :]
     band = simple.band
     if simple.segments is None and (band.is_whole or band.is_causal):
-        node.args = (*before, None, band.is_causal, *after)
+        rewrite(node, node.target, (*before, None, band.is_causal, *after))
     elif node.target in _BANDED:
-        node.target = _BANDED[cast(Any, node.target)]
-        node.args = (*before, *(simple.segments or (None, None)), band.left, band.right, *after)
+        segments = simple.segments or (None, None)
+        rewrite(node, _BANDED[cast(Any, node.target)], (*before, *segments, band.left, band.right, *after))
     else:
         return False
     return True
