@@ -124,7 +124,7 @@ def attached(trainer: Trainer, module: LightningModule, datamodule: Any) -> Iter
     try:
         yield
     finally:
-        trainer.fit_loop.close_data()
+        trainer.fit_loop.data.close()
         trainer.executor.release()
         trainer.strategy.teardown()
         trainer.callbacks, trainer.loggers, trainer.executor = callbacks, loggers, executor
@@ -138,7 +138,7 @@ def _find(trainer: Trainer, evaluation: bool, divide: int) -> FoundSteps:
     batch = _first_batch(trainer, trainer.fit_loop.source, steps, found.notes)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The number of training batches")  # nothing is logged here
-        trainer.fit_loop.load_data()
+        trainer.fit_loop.data.load()
     steps.rows_divisor = divide
     placed = steps.place(batch)
     found.batch, found.rows = list(placed.arrays), placed.size

@@ -23,8 +23,8 @@ from torch_compat.trainer.progress import (
 )
 
 if TYPE_CHECKING:
-    from torch_compat.trainer.counted_loop import CountedFitLoop
     from torch_compat.trainer.evaluation_loop import EvaluationLoop
+    from torch_compat.trainer.fit_loop import FitLoop
     from torch_compat.trainer.trainer import Trainer
 
 
@@ -57,19 +57,19 @@ def _flags(kind: str, stage: Callable[[Any], Stage]) -> dict[str, Callable[[Any]
     return {f"{kind}_{name}": flag(level) for name, level in zip(NAMES, list(Stage)[1:], strict=True)}
 
 
-_OF_FIT: dict[str, Callable[[CountedFitLoop], Any]] = {
-    "batch": lambda loop: loop.progress.batch if loop.shown_batches is None else loop.shown_batches,
-    "total_batch": lambda loop: loop.progress.total_batch,
-    "is_last_batch": lambda loop: loop.shown_last_batch,
-    "logged_step": lambda loop: loop.progress.logged_step,
-    "scheduler_steps": lambda loop: loop.scheduler_steps,
-    "steps_before": lambda loop: loop.began.steps,
-    "scheduler_steps_before": lambda loop: loop.began.schedulers,
-    "has_gradients": lambda loop: int(loop.has_gradients),
+_OF_FIT: dict[str, Callable[[FitLoop], Any]] = {
+    "batch": lambda loop: loop.counts.progress.batch if loop.counts.shown_batches is None else loop.counts.shown_batches,
+    "total_batch": lambda loop: loop.counts.progress.total_batch,
+    "is_last_batch": lambda loop: loop.counts.shown_last_batch,
+    "logged_step": lambda loop: loop.counts.progress.logged_step,
+    "scheduler_steps": lambda loop: loop.counts.scheduler_steps,
+    "steps_before": lambda loop: loop.counts.began.steps,
+    "scheduler_steps_before": lambda loop: loop.counts.began.schedulers,
+    "has_gradients": lambda loop: int(loop.counts.has_gradients),
     # the step runs inside of the optimizer's
-    "step_begun": lambda loop: int(loop.batch_stage is Stage.STARTED and not loop.accumulates()),
-    **_flags("batch", lambda loop: loop.batch_stage),
-    **_flags("epoch", lambda loop: loop.epoch_stage),
+    "step_begun": lambda loop: int(loop.counts.batch_stage is Stage.STARTED and not loop.counts.accumulates()),
+    **_flags("batch", lambda loop: loop.counts.batch_stage),
+    **_flags("epoch", lambda loop: loop.counts.epoch_stage),
 }
 _OF_EVALUATION: dict[str, Callable[[EvaluationLoop], Any]] = {
     "done": lambda loop: loop.done,
@@ -92,7 +92,7 @@ class LoopCounters:
         return None if read is None else lambda: read(getattr(self._trainer, loop or "fit_loop"))
 
 
-def epochs(loop: CountedFitLoop) -> _Progress:
+def epochs(loop: FitLoop) -> _Progress:
     """``epoch_progress``: ``current.completed`` is ``trainer.current_epoch``, and sets it."""
 
     def move(name: str, value: int) -> None:
@@ -104,7 +104,7 @@ def epochs(loop: CountedFitLoop) -> _Progress:
     return _Progress(_watched(_ProcessedTracker, move, **found), _watched(_ProcessedTracker, move, **found))
 
 
-def batches(loop: CountedFitLoop) -> _BatchProgress:
+def batches(loop: FitLoop) -> _BatchProgress:
     """``epoch_loop.batch_progress``; its totals can be set."""
 
     def move_total(name: str, value: int) -> None:
@@ -127,7 +127,7 @@ def evaluated(loop: EvaluationLoop) -> _BatchProgress:
     return _BatchProgress(total, current, _now(loop, "is_last"))
 
 
-def optimization(loop: CountedFitLoop) -> _OptimizationProgress:
+def optimization(loop: FitLoop) -> _OptimizationProgress:
     """``epoch_loop.automatic_optimization.optim_progress``: ``optimizer.step.total`` is ``trainer.global_step``, and sets it."""
     if not loop.is_automatic:
         return _OptimizationProgress()
@@ -138,26 +138,26 @@ def optimization(loop: CountedFitLoop) -> _OptimizationProgress:
     return _OptimizationProgress(_OptimizerProgress(_steps(loop, in_epoch, _now(loop, "step_begun")), _Progress(*zeroed)))
 
 
-def manual_steps(loop: CountedFitLoop) -> _Progress:
+def manual_steps(loop: FitLoop) -> _Progress:
     """``epoch_loop.manual_optimization.optim_step_progress``: its ``total`` is ``trainer.global_step``, and sets it."""
     if loop.is_automatic:
         return _Progress.from_defaults(_ReadyCompletedTracker)
     return _steps(loop, loop.trainer.global_step)
 
 
-def schedulers(loop: CountedFitLoop) -> _SchedulerProgress:
+def schedulers(loop: FitLoop) -> _SchedulerProgress:
     """``epoch_loop.scheduler_progress``: steps that the Trainer made of schedulers."""
     total = _now(loop, "scheduler_steps")
     current = total - _now(loop, "scheduler_steps_before")
     return _SchedulerProgress(_ReadyCompletedTracker(total, total), _ReadyCompletedTracker(current, current))
 
 
-def logged_step(loop: CountedFitLoop) -> int:
+def logged_step(loop: FitLoop) -> int:
     """``epoch_loop._batches_that_stepped``."""
     return _now(loop, "logged_step")
 
 
-def _steps(loop: CountedFitLoop, current: int, ready: int = 0) -> _Progress:
+def _steps(loop: FitLoop, current: int, ready: int = 0) -> _Progress:
     def move(name: str, value: int) -> None:
         loop.progress.global_step = value
 
@@ -168,7 +168,7 @@ def _steps(loop: CountedFitLoop, current: int, ready: int = 0) -> _Progress:
     )
 
 
-def _now(loop: CountedFitLoop | EvaluationLoop, name: str) -> Any:
+def _now(loop: FitLoop | EvaluationLoop, name: str) -> Any:
     """A counter; while a step is captured, one that is read anew for every step."""
     table: dict[str, Callable[[Any], Any]] = _OF_FIT
     prefix = ""
@@ -178,7 +178,7 @@ def _now(loop: CountedFitLoop | EvaluationLoop, name: str) -> Any:
     return table[name](loop) if tracer is None else tracer.counter(prefix + name)
 
 
-def _counts(loop: CountedFitLoop | EvaluationLoop, done: Any, kind: str) -> dict[str, Any]:
+def _counts(loop: FitLoop | EvaluationLoop, done: Any, kind: str) -> dict[str, Any]:
     return {name: done + _now(loop, f"{kind}_{name}") for name in NAMES}
 
 

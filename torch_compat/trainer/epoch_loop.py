@@ -9,14 +9,14 @@ from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.progress import _BatchProgress, _OptimizationProgress, _Progress, _SchedulerProgress
 
 if TYPE_CHECKING:
-    from torch_compat.trainer.counted_loop import CountedFitLoop
     from torch_compat.trainer.evaluation_loop import EvaluationLoop
+    from torch_compat.trainer.fit_loop import FitLoop
 
 
 class AutomaticProgress:
     """Stock's ``epoch_loop.automatic_optimization``."""
 
-    def __init__(self, loop: CountedFitLoop) -> None:
+    def __init__(self, loop: FitLoop) -> None:
         self._loop = loop
 
     @property
@@ -28,7 +28,7 @@ class AutomaticProgress:
 class ManualProgress:
     """Stock's ``epoch_loop.manual_optimization``."""
 
-    def __init__(self, loop: CountedFitLoop) -> None:
+    def __init__(self, loop: FitLoop) -> None:
         self._loop = loop
 
     @property
@@ -43,7 +43,7 @@ class TrainingEpochLoop(Loop):
     Our fit loop runs epochs and batches; this is a view of its counters and limits under stock's names.
     """
 
-    def __init__(self, fit_loop: CountedFitLoop) -> None:
+    def __init__(self, fit_loop: FitLoop) -> None:
         super().__init__(fit_loop.trainer)
         self._fit_loop = fit_loop
         self.automatic_optimization = AutomaticProgress(fit_loop)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +12,24 @@ from torch_compat.checkpoint import stock_loops
 from torch_compat.run import hook_calls as call
 from torch_compat.run import profiling
 from torch_compat.run.states import RunningStage
-from torch_compat.trainer import memory_snapshots
+from torch_compat.trainer import counters, memory_snapshots
 from torch_compat.trainer.announcement import announce, warn_of_eval_mode
 from torch_compat.trainer.before_validation import BeforeValidation
-from torch_compat.trainer.counted_loop import Phase, Progress
-from torch_compat.trainer.counters import Began, Stage
-from torch_compat.trainer.data import host_random, in_flight
+from torch_compat.trainer.counters import Stage
 from torch_compat.trainer.data.epoch_batches import EpochBatches
-from torch_compat.trainer.data.in_flight import resume_loaders
-from torch_compat.trainer.limited_loop import LimitedFitLoop
+from torch_compat.trainer.data.training_data import TrainingData
+from torch_compat.trainer.epoch_loop import TrainingEpochLoop
+from torch_compat.trainer.fit_counts import FitCounts, Phase
+from torch_compat.trainer.fit_limits import FitLimits
+from torch_compat.trainer.loop import Loop, Of
 from torch_compat.trainer.loops_state import fit_state
 from torch_compat.trainer.preemption import Preempted
+from torch_compat.trainer.progress import _Progress
 from torch_compat.trainer.results import Results
+from torch_compat.trainer.resumption import Resumption, saved
 from torch_compat.trainer.scheduler_steps import step_schedulers
-from torch_compat.utilities.rank_zero import WarningCache
+from torch_compat.trainer.validation_schedule import ValidationSchedule
+from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info
 from xlatrain.cluster.distributed import any_process
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
 
 
-class FitLoop(LimitedFitLoop):
+class FitLoop(Loop):
     """Runs training until one of its limits is reached.
 
     Args:
@@ -44,22 +47,33 @@ class FitLoop(LimitedFitLoop):
         min_epochs, max_epochs, min_steps, max_steps: limits, -1 or None for none.
 
     Attributes:
-        restarts: what was loaded is continued as by stock's loops that call themselves restarting: inside of an epoch, or where
-            steps are counted instead of epochs. No sanity check is made then.
+        counts: where training is.
+        limits: how long it goes on.
+        validation: when batches are followed by a validation.
+        resumption: where a checkpoint lets it go on.
+        data: the training loaders, and the iterators of epochs.
+        results: what was logged.
+        epoch_loop: the loop over an epoch's batches, for whoever looks for the counters there.
     """
+
+    min_epochs, max_epochs, min_steps, max_steps = (Of("limits") for _ in range(4))
+    done, skip, set_epoch_limits, epoch_done = (Of("limits") for _ in range(4))
+    progress, max_batches, is_last_batch, all_batches_done = (Of("counts") for _ in range(4))
+    shown_last_batch, is_inside, accumulates, scheduler_steps = (Of("counts") for _ in range(4))
+    source: Any = Of("data")
+    restarts = Of("resumption")
 
     def __init__(
         self, trainer: Trainer, min_epochs: int | None, max_epochs: int | None, min_steps: int | None, max_steps: int
     ) -> None:
-        super().__init__(trainer, min_epochs, max_epochs, min_steps, max_steps)
+        super().__init__(trainer)
+        self.counts = FitCounts(trainer)
+        self.limits = FitLimits(trainer, self.counts, min_epochs, max_epochs, min_steps, max_steps)
+        self.validation = ValidationSchedule(trainer)
+        self.resumption = Resumption()
+        self.data = TrainingData(trainer, self.counts, self.validation, self.resumption)
         self.results = Results(training=True, sync=trainer.strategy.reduce_value, look=self._look)
-        self._step_ran = False  # the current batch's step has run, its counters have not moved yet
-        self._epoch: EpochBatches | None = None
-        self._loaded = False  # the run goes on from a checkpoint, and has not finished an epoch yet
-        self._resumed_validation = False
-        self.restarts = False
-        self._continues_epoch = False  # whether the checkpoint was saved among the batches of the epoch that is next
-        self._ended_epoch = False  # whether the checkpoint was saved in the hooks at an epoch's end
+        self.epoch_loop = TrainingEpochLoop(self)
         self._validated = False  # the validation that the current batch made due has begun
         self._none_given = WarningCache()
         self._forward_only: ForwardOnly | None = None
@@ -73,12 +87,12 @@ class FitLoop(LimitedFitLoop):
         try:
             self._train()
         finally:
-            self._loaded, self._snapshots = False, None
+            self.resumption.loaded, self._snapshots = False, None
 
     def _train(self) -> None:
         trainer = self._trainer
-        self.restarts = self._ended_epoch = False
-        self.setup_data()
+        self.resumption.restarts = self.resumption.ended_epoch = False
+        self.data.setup()
         if self.skip:
             return
         if self.validates and trainer.validate_loop.source.combined is None:  # no sanity check was made
@@ -91,7 +105,7 @@ class FitLoop(LimitedFitLoop):
         warn_of_eval_mode(trainer.lightning_module)
         with torch.enable_grad(), trainer.run_time.account.span("step"):
             call.hooks(trainer, "on_train_start")
-            self._resume_between_epochs()
+            self.data.resume_between_epochs()
             while not self.done:
                 self._run_epoch()
             if trainer.preemption is not None:
@@ -109,34 +123,27 @@ class FitLoop(LimitedFitLoop):
     # -- one epoch -------------------------------------------------------------------------------------------------
 
     def _run_epoch(self) -> None:
-        trainer = self._trainer
-        self.setup_data()
-        self._phase = Phase.STARTING
-        if not self._loaded:
-            self.shown_batches = self.progress.batch
-        self.is_last_batch = False
-        resumed, self.resumed_batches = self.resumed_batches, 0
-        self.progress.batch = resumed
-        self.source.set_epoch(self.progress.epoch)
-        if not self._continues_epoch:  # the epoch has begun already, as in stock
+        trainer, counts, resumption = self._trainer, self.counts, self.resumption
+        self.data.setup()
+        resumed, resumption.batches = resumption.batches, 0
+        counts.begin_epoch(resumed, loaded=resumption.loaded)
+        self.source.set_epoch(counts.progress.epoch)
+        if not resumption.continues_epoch:  # the epoch has begun already, as in stock
             call.hooks(trainer, "on_train_epoch_start")
-        self._continues_epoch = False
-        self._bind()
-        self.shown_batches = None
+        resumption.continues_epoch = False
+        self._on_batch_start = call.BoundHook(trainer, "on_train_batch_start")
+        self._on_batch_end = call.BoundHook(trainer, "on_train_batch_end")
+        counts.shown_batches = None
         trainer.validate_loop.forget_batches(current=False)
-        self.began = Began(self.progress.global_step, self.scheduler_steps)
-        self._phase = Phase.BATCHES
+        counts.begin_batches()
         trainer.executor.epoch_begins("training_step")
         with profiling.action(trainer, "run_training_epoch"):
-            with self._reading():
-                epoch = self._begin_batches(resumed)
-            self._run_batches(epoch, resumed)
-        self._ended_with_last = self.is_last_batch or self.progress.batch >= self.max_batches
-        self._phase = Phase.ENDING
-        self.close_data()
+            self._run_batches(self.data.begin_epoch(resumed, self.results), resumed)
+        counts.end_batches()
+        self.data.close()
         self._end_epoch()
-        self._phase = Phase.BETWEEN
-        self._loaded = False
+        counts.phase = Phase.BETWEEN
+        resumption.loaded = False
         self._at_boundary()
 
     def _at_boundary(self) -> None:
@@ -146,70 +153,24 @@ class FitLoop(LimitedFitLoop):
         if self._trainer.preemption is not None:
             self._trainer.preemption.at_boundary()
 
-    def _bind(self) -> None:
-        self._on_batch_start = call.BoundHook(self._trainer, "on_train_batch_start")
-        self._on_batch_end = call.BoundHook(self._trainer, "on_train_batch_end")
-
-    def _reading(self) -> contextlib.AbstractContextManager[None]:
-        """The loader is waited for outside of the batches."""
-        preemption = self._trainer.preemption
-        return contextlib.nullcontext() if preemption is None else preemption.reading_again()
-
-    def begin_data(self) -> None:
-        """Make the iterators of loaders that were just loaded; where a checkpoint says where they are, draw what that draws."""
-        if self._resumed is not None:
-            self.source.draw_as_begun()
-            return
-        self.close_data()
-        self._epoch = self.source.epoch_batches()
-        with self._reading():
-            self._epoch.begin()
-
-    def _begin_batches(self, resumed: int) -> EpochBatches:
-        """Begin the epoch's data, or continue it where a checkpoint was saved, metrics in flight and random streams included.
-
-        The iterators that were made when the loaders were loaded serve the first epoch, or that of a checkpoint.
-        """
-        state, self._resumed = self._resumed, None
-        if state is not None:
-            self.close_data()
-            self._epoch = self.source.epoch_batches()
-            self._epoch.resume(state["train"]["position"], resumed)
-            if state["train"]["inside"]:
-                self.results.load_state_dict(state["results"], self._trainer.lightning_module)
-                self._trainer.metric_log.first_batch = True  # was the one before, or an earlier one
-                host_random.set_streams(state["streams"])
-            return self._epoch
-        if self._epoch is None or self._begins_anew:
-            self.begin_data()
-        assert self._epoch is not None
-        for _ in itertools.islice(self._epoch, resumed):  # of a checkpoint that does not say how its epoch began
-            pass
-        return self._epoch
-
-    @property
-    def _begins_anew(self) -> bool:
-        """Whether an epoch makes iterators although there are some that have not been used: all but the first, as in stock."""
-        return self.progress.epoch > 0 and not self._loaded
-
     def _run_batches(self, epoch: EpochBatches, resumed: int) -> None:
-        if self._resumed_validation:
+        if self.resumption.validation:
             self._validate_resumed()
-        if self.epoch_done():
+        if self.limits.epoch_done():
             return
         batches = 0
         for batch, is_last in self._batches(epoch, resumed):
             batches += 1
-            self.is_last_batch = is_last
+            self.counts.is_last_batch = is_last
             try:
                 self._run_batch(batch)
             except _SkipRestOfEpoch:
                 return
-            if self.epoch_done():
+            if self.limits.epoch_done():
                 return
             self._at_boundary()
         if resumed and not batches:  # the checkpoint was saved in the last batch's hooks
-            self.is_last_batch = True
+            self.counts.is_last_batch = True
 
     def _batches(self, epoch: EpochBatches, resumed: int) -> Iterator[tuple[Any, bool]]:
         """The rest of the epoch's batches, each with whether it is the last.
@@ -237,24 +198,23 @@ class FitLoop(LimitedFitLoop):
             yield previous, True
 
     def _run_batch(self, batch: Any) -> None:
-        trainer = self._trainer
-        progress = self.progress
-        batch_idx = progress.batch
-        self.batch_stage = Stage.READY
+        trainer, counts = self._trainer, self.counts
+        batch_idx = counts.progress.batch
+        counts.batch_stage = Stage.READY
         batch = trainer.executor.transferred(batch, 0)
         trainer.metric_log.begin_batch(self.results, batch)
-        stepped = not self.accumulates()
+        stepped = not counts.accumulates()
         outcome = None
         if batch is None:
             self._none_given.warn("train_dataloader yielded None. If this was on purpose, ignore it: no step is made.")
         else:
             outcome = self._step(batch, batch_idx, stepped)
-        self._step_ran = True
-        self.batch_stage = Stage.PROCESSED
+        counts.step_ran = True
+        counts.batch_stage = Stage.PROCESSED
         self._validated = False
         if outcome is not None:
             self.take_logs(outcome)
-        last = self.all_batches_done
+        last = counts.all_batches_done
         if stepped:
             step_schedulers(trainer, "step", batch_idx=batch_idx, plateau=False)
         if last:
@@ -264,30 +224,25 @@ class FitLoop(LimitedFitLoop):
             self._on_batch_end(None if outcome is None else outcome.result, seen, batch_idx)
         if outcome is not None and not trainer.run_time.announced:
             announce(trainer)
-        self.batch_stage = Stage.COMPLETED
+        counts.batch_stage = Stage.COMPLETED
         if stepped and trainer.metric_log.is_due():
             trainer.metric_log.send(self.results.metrics(on_step=True).log)
         self._validate_if_due(batch_idx, last)
         if stepped:
             step_schedulers(trainer, "step", batch_idx=batch_idx, plateau=True)
-            progress.logged_step += 1
-        progress.batch += 1
-        progress.total_batch += 1
-        self._step_ran = False
-        self.batch_stage = Stage.NONE
+            counts.progress.logged_step += 1
+        counts.end_batch()
 
     def _step(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """The batch's first hooks and its step."""
         trainer = self._trainer
         if self._ends_epoch(batch, batch_idx):
-            self.is_last_batch = True
+            self.counts.is_last_batch = True
             for interval in ("step", "epoch"):
                 step_schedulers(trainer, interval, batch_idx=batch_idx, plateau=False)
-            self.progress.batch += 1
-            self.progress.total_batch += 1
-            self.batch_stage = Stage.NONE
+            self.counts.end_batch()
             raise _SkipRestOfEpoch
-        self.batch_stage = Stage.STARTED
+        self.counts.batch_stage = Stage.STARTED
         if profiling.records(trainer):
             with profiling.action(trainer, "run_training_batch"), profiling.strategy_action(trainer, "training_step"):
                 return trainer.executor.train(batch, batch_idx, stepped)
@@ -320,7 +275,7 @@ class FitLoop(LimitedFitLoop):
         trainer.metric_log.keep(self.results, on_step=True)  # before those of validation, which may have the same names
         trainer.state.stage = RunningStage.VALIDATING
         before = None if trainer.preemption is None else BeforeValidation(trainer)
-        if not self.accumulates():  # manual accumulation does not go on after a validation, as in stock
+        if not self.counts.accumulates():  # manual accumulation does not go on after a validation, as in stock
             call.module_hook(trainer, "on_validation_model_zero_grad")
         try:
             with trainer.run_time.account.span("validation"):
@@ -338,45 +293,38 @@ class FitLoop(LimitedFitLoop):
     def _validate_resumed(self) -> None:
         """The validation that was due after the last batch, before which the checkpoint was saved."""
         if self._trainer.enable_validation:
-            progress = self.progress
-            progress.batch -= 1
-            progress.total_batch -= 1
-            stepped = int(not self.accumulates())
-            progress.logged_step -= stepped
-            self._step_ran = True
-            self.batch_stage = Stage.COMPLETED
+            counts = self.counts
+            counts.end_batch(-1)
+            stepped = int(not counts.accumulates())
+            counts.progress.logged_step -= stepped
             self._validate()
-            progress.batch += 1
-            progress.total_batch += 1
-            progress.logged_step += stepped
-            self._step_ran = False
-            self.batch_stage = Stage.NONE
-        self._resumed_validation = False
+            counts.progress.logged_step += stepped
+            counts.end_batch()
+        self.resumption.validation = False
 
     @property
     def validates(self) -> bool:
         """Whether the current epoch is one of those with validation."""
-        return self.validation.has_epoch(self.progress.epoch)
+        return self.validation.has_epoch(self.counts.progress.epoch)
 
     def _val_is_due(self, batch_idx: int, last: bool) -> bool:
-        stopping = self._trainer.should_stop and self.can_stop_early()
-        return self.validation.is_due(self.progress, batch_idx, last=last, stopping=stopping)
+        return self.validation.is_due(self.counts.progress, batch_idx, last=last, stopping=self.limits.stopping)
 
     # -- end of an epoch -------------------------------------------------------------------------------------------
 
     def _end_epoch(self) -> None:
-        trainer = self._trainer
+        trainer, progress = self._trainer, self.counts.progress
         trainer.executor.look()
         trainer.metric_log.end_batches(self.results, kept=self._validated)
         call.on_train_epoch_end(trainer)
         trainer.metric_log.keep(self.results, on_step=False)
-        if self._ended_with_last:
-            step_schedulers(trainer, "epoch", batch_idx=self.progress.batch - 1, plateau=True)
-        self.progress.logged_step -= 1
+        if self.counts.ended_with_last:
+            step_schedulers(trainer, "epoch", batch_idx=progress.batch - 1, plateau=True)
+        progress.logged_step -= 1
         trainer.metric_log.send(trainer.metric_log.keep(self.results, on_step=False).log)
         trainer.metric_log.end_epoch(self.results)
-        self.progress.logged_step += 1
-        self.progress.epoch += 1
+        progress.logged_step += 1
+        progress.epoch += 1
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -386,22 +334,7 @@ class FitLoop(LimitedFitLoop):
 
     def counters(self) -> dict[str, Any]:
         """Counters, as of the steps that have run: more than stock's layout has a place for."""
-        progress = self.progress
-        ran = int(self._step_ran)
-        return {
-            "epoch": progress.epoch + (self._phase == Phase.ENDING),
-            "unfinished_epoch": self._phase in (Phase.STARTING, Phase.BATCHES),
-            "ended_epoch": self._phase == Phase.ENDING,
-            "inside": self.is_inside,
-            "shown_batches": (progress.batch if self.shown_batches is None else self.shown_batches) + ran,
-            "batch": progress.batch + ran if self._phase == Phase.BATCHES else 0,
-            "total_batch": progress.total_batch + ran,
-            "global_step": progress.global_step,
-            "logged_step": progress.logged_step + (ran and not self.accumulates()),
-            "validation_pending": self._validation_is_pending(),
-            "scheduler_steps": self.scheduler_steps,
-            "is_last_batch": bool(ran and self._phase == Phase.BATCHES and self.all_batches_done),
-        }
+        return saved(self.counts, validation_pending=self._validation_is_pending())
 
     def load_state_dict(self, state: Mapping[str, Any], ours: Mapping[str, Any] | None = None) -> None:
         """Continue where a checkpoint was saved, inside its epoch too; also from what stock's fit loop saved.
@@ -410,38 +343,24 @@ class FitLoop(LimitedFitLoop):
             state: what :meth:`state_dict` gave.
             ours: ``"counters"``, what :meth:`counters` gave then, and ``"written"``, what :meth:`state_dict` did.
         """
-        state = stock_loops.read(state, ours)
-        self.progress = Progress(
-            epoch=state["epoch"],
-            total_batch=state["total_batch"],
-            global_step=state["global_step"],
-            logged_step=state["logged_step"],
-        )
-        self.scheduler_steps = state.get("scheduler_steps", 0)
-        self.resumed_batches = state["batch"]
-        self._resumed_validation = state["validation_pending"]
-        self._ended_with_last = state["epoch"] > 0 and not state.get("unfinished_epoch", state["batch"] > 0)
-        self.restarts = state.get("unfinished_epoch", state["batch"] > 0) or self.max_steps != -1
-        self._ended_epoch = state.get("ended_epoch", False)
-        self.shown_batches = state.get("shown_batches", state["batch"])
-        self._continues_epoch = state.get("inside", state["batch"] > 0)
-        self._loaded = True
+        self.resumption.load(stock_loops.read(state, ours), self.counts, counts_steps=self.max_steps != -1)
 
     def _validation_is_pending(self) -> bool:
         """Whether a run that continues here begins with the validation of the last batch."""
-        if self._resumed_validation:
+        counts = self.counts
+        if self.resumption.validation:
             return True
-        due = self._step_ran and not self._validated and self._phase == Phase.BATCHES
-        return bool(due and self._val_is_due(self.progress.batch, self.all_batches_done))
+        due = counts.step_ran and not self._validated and counts.is_inside
+        return bool(due and self._val_is_due(counts.progress.batch, counts.all_batches_done))
 
     @contextlib.contextmanager
     def as_it_was_saved(self) -> Iterator[None]:
         """Show the ``current_epoch`` of the hooks in which the checkpoint was saved, as in stock's sanity check."""
-        self.progress.epoch -= self._ended_epoch
+        self.counts.progress.epoch -= self.resumption.ended_epoch
         try:
             yield
         finally:
-            self.progress.epoch += self._ended_epoch
+            self.counts.progress.epoch += self.resumption.ended_epoch
 
     @property
     def _skip_backward(self) -> bool:
@@ -456,42 +375,61 @@ class FitLoop(LimitedFitLoop):
             self._forward_only.finish()
             self._forward_only = None
 
+    # -- stock's names ---------------------------------------------------------------------------------------------
+
     @property
-    def is_inside(self) -> bool:
-        """Whether the batches of an epoch are being taken."""
-        return self._phase == Phase.BATCHES
+    def epoch_progress(self) -> _Progress:
+        """Counts of epochs."""
+        return counters.epochs(self)
 
-    def data_state(self) -> dict[str, Any]:
-        """The position of the loaders after the steps that have run; of this process."""
-        batches = self.progress.batch + int(self._step_ran) if self.is_inside else 0
-        if self._epoch is None or (self._begins_anew and not self.is_inside):
-            return {"inside": False, "loaders": in_flight.loaders_between(self.source.combined)}
-        return {"inside": self.is_inside, "batches": batches, "position": self._epoch.position(batches)}
+    @property
+    def batch_idx(self) -> int:
+        """Index of the current batch in its epoch; -1 before the first."""
+        return self.epoch_loop.batch_idx
 
-    def resume_from(self, state: dict[str, Any]) -> None:
-        """Take up a process's part of a checkpoint when the run gets there."""
-        self._resumed = state
+    @property
+    def total_batch_idx(self) -> int:
+        """Index of the current batch over all epochs; -1 before the first."""
+        return self.epoch_loop.total_batch_idx
 
-    def move_to_batch(self, batch: int) -> None:
-        """The epoch is to be continued after so many batches, which are of another size than those that were counted."""
-        self.resumed_batches = batch
+    @property
+    def restarting(self) -> bool:
+        """Whether the run goes on inside of an epoch, from a checkpoint, and has not taken a batch yet."""
+        return bool(self.resumption.batches)
 
-    def _resume_between_epochs(self) -> None:
-        """Restore random streams and the loaders' lasting state; the training loaders' where no epoch is continued."""
-        if self._resumed is None:
-            return
-        resume_loaders(self._trainer.validate_loop.source.combined, self._resumed["val"], "val_dataloader")
-        host_random.set_streams(self._resumed["streams"])
-        if "position" not in self._resumed["train"]:
-            self.close_data()
-            resume_loaders(self.source.combined, self._resumed["train"]["loaders"], "train_dataloader")
-            self._resumed = None
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the Trainer optimizes; before a module is known, it will."""
+        module = self._trainer._module
+        return module is None or module.automatic_optimization
 
-    def close_data(self) -> None:
-        """Let the loaders' iterators and their workers go."""
-        if self._epoch is not None:
-            self._epoch.close()
-            self._epoch = None
+    def stepping_batches(self) -> int | float:
+        """Optimizer steps that a run will take; loads the training loader if that has not happened."""
+        if self.max_epochs != -1 and self._trainer._module is None:  # nothing to ask for a loader
+            return self.max_steps
+        if self.max_epochs != -1 and self.source.combined is None:
+            rank_zero_info("Loading `train_dataloader` to estimate number of stepping batches.")
+            self.data.setup()
+        return self.limits.stepping_batches()
+
+    def setup_data(self) -> None:
+        """Load the training loader, and make its iterator, where that is due."""
+        self.data.setup()
+
+    def _should_accumulate(self) -> bool:
+        return self.counts.accumulates()
+
+    @property
+    def _can_stop_early(self) -> bool:
+        return self.limits.can_stop_early()
+
+    @property
+    def _combined_loader(self) -> Any:
+        return self.source.combined
+
+    @property
+    def _results(self) -> Results:
+        return self.results
 
 
 _END: Any = object()

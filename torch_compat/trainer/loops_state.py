@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from torch_compat.trainer.progress import _BatchProgress, _ProcessedTracker, _Progress
 
 if TYPE_CHECKING:
-    from torch_compat.trainer.counted_loop import CountedFitLoop
+    from torch_compat.trainer.fit_loop import FitLoop
 
 
-def loops_state(fit_loop: CountedFitLoop) -> dict[str, Any]:
+def loops_state(fit_loop: FitLoop) -> dict[str, Any]:
     """``checkpoint["loops"]``. Of evaluation outside of training nothing is in a checkpoint: it begins anew."""
     return {
         "fit_loop": fit_state(fit_loop),
@@ -19,7 +19,7 @@ def loops_state(fit_loop: CountedFitLoop) -> dict[str, Any]:
     }
 
 
-def fit_state(fit_loop: CountedFitLoop) -> dict[str, Any]:
+def fit_state(fit_loop: FitLoop) -> dict[str, Any]:
     """``checkpoint["loops"]["fit_loop"]``."""
     inner = fit_loop.epoch_loop
     return {

@@ -1,6 +1,6 @@
 """Counters of events, as stock's loops keep them and its checkpoints hold them. API: ``lightning.pytorch.loops.progress``.
 
-Our loops count in :class:`~torch_compat.trainer.fit_loop.Progress`; ``trainer.fit_loop.epoch_progress`` and its like give these.
+Our loops count in :class:`~torch_compat.trainer.fit_counts.FitCounts`; ``fit_loop.epoch_progress`` and its like give these.
 """
 
 from __future__ import annotations

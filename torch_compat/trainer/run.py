@@ -247,7 +247,7 @@ def _teardown(trainer: Trainer, failed: BaseException | None = None) -> None:
         failed: the error that has ended it.
     """
     parts = [
-        trainer.fit_loop.close_data,
+        trainer.fit_loop.data.close,
         functools.partial(trainer.executor.release, failed=failed is not None),
         trainer.strategy.teardown,
     ]

@@ -16,7 +16,7 @@ from torch_compat.core.module import LightningModule
 from torch_compat.run.states import TrainerFn, TrainerState, TrainerStatus
 from torch_compat.strategies.ddp_spawn import FakeQueue
 from torch_compat.trainer.devices import find_devices
-from torch_compat.trainer.fit_loop import Progress
+from torch_compat.trainer.fit_counts import Progress
 from torch_compat.trainer.jax_modules import jax_host
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from torch_compat.trainer.counted_loop import Progress
+from torch_compat.trainer.fit_counts import Progress
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 if TYPE_CHECKING:

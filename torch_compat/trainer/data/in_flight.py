@@ -25,7 +25,7 @@ def dump(trainer: Trainer) -> State:
     """The state of every process, in the order of their ids; one for all where they are equal. Collective."""
     here: State = {
         "streams": host_random.streams(),
-        "train": trainer.fit_loop.data_state(),
+        "train": trainer.fit_loop.data.state(),
         "val": loaders_between(trainer.validate_loop.source.combined),
         "results": trainer.fit_loop.results.state_dict(trainer.lightning_module),
         "metrics": metric_states.states(trainer.lightning_module, _about_to_be_reset(trainer)),
@@ -65,7 +65,7 @@ def load(trainer: Trainer, saved: Mapping[str, Any]) -> None:
     metric_states.load(module, mine["metrics"])
     trainer.metric_log.load_state_dict(mine["logged"])
     trainer.validate_loop.step_counts.update(mine["val_steps"])
-    trainer.fit_loop.resume_from(mine)
+    trainer.fit_loop.resumption.state = mine
 
 
 def _moved(states: list[State], before: int, now: int, trainer: Trainer) -> State:
@@ -81,9 +81,9 @@ def _moved(states: list[State], before: int, now: int, trainer: Trainer) -> Stat
     parts = _of_all([one["position"]["loaders"] for one in trains])
     position = {**train["position"], "ahead": [], "loaders": parts}
     if all(part["unit"] == "item" for part in parts):
-        trainer.fit_loop.move_to_batch(_whole(train["batches"] * before, now))
+        trainer.fit_loop.resumption.batches = _whole(train["batches"] * before, now)
         position["loaders"] = [_at_item(part, before, now) for part in parts]
-    return {**train, "batches": trainer.fit_loop.resumed_batches, "position": position}
+    return {**train, "batches": trainer.fit_loop.resumption.batches, "position": position}
 
 
 def _of_all(loaders: Sequence[Sequence[State]]) -> list[State]:
