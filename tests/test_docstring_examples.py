@@ -22,10 +22,12 @@ import xlatrain
 from torch_compat import callbacks, strategies
 from torch_compat.demos.boring_classes import BoringModel
 from torch_compat.fabric import Fabric
-from torch_compat.loggers import CSVLogger
+from torch_compat.loggers import CSVLogger, TensorBoardLogger
+from torch_compat.profilers import SimpleProfiler, XLAProfiler
 from torch_compat.tuner import Tuner
+from torch_compat.utilities import CombinedLoader
 from torch_compat.utilities.padding import PadToLengths
-from xlatrain.checkpoint import Retention
+from xlatrain.checkpoint import Retention, open_checkpoint, prune, save
 from xlatrain.mesh import make_mesh
 
 
@@ -65,7 +67,15 @@ def names() -> dict[str, Any]:
         "nnx": nnx,
         "PartitionSpec": PartitionSpec,
         **{name: getattr(callbacks, name) for name in callbacks.__all__},
-        "MeshStrategy": strategies.MeshStrategy,
+        **{name: getattr(strategies, name) for name in ("MeshStrategy", "DDPStrategy", "FSDPStrategy")},
+        "TensorBoardLogger": TensorBoardLogger,
+        "SimpleProfiler": SimpleProfiler,
+        "XLAProfiler": XLAProfiler,
+        "CombinedLoader": CombinedLoader,
+        "jax": jax,
+        "save": save,
+        "open_checkpoint": open_checkpoint,
+        "prune": prune,
         "Tuner": Tuner,
         "Fabric": Fabric,
         "CSVLogger": CSVLogger,
@@ -93,20 +103,32 @@ def in_fabric() -> dict[str, Any]:
     return {"fabric": fabric, "model": model, "optimizer": optimizer}
 
 
-TRAINER = [pl.Trainer, *(getattr(pl.Trainer, name) for name in ("validate", "test", "predict", "preflight"))]
+TRAINER = [
+    pl.Trainer,
+    *(
+        getattr(pl.Trainer, name)
+        for name in ("fit", "validate", "test", "predict", "preflight", "save_checkpoint", "init_module")
+    ),
+]
 MODULE = [
     getattr(pl.LightningModule, name) for name in ("save_hyperparameters", "optimizers", "manual_backward", "toggle_optimizer")
 ]
-FABRIC = [getattr(Fabric, name) for name in ("setup_dataloaders", "backward", "save", "load", "all_reduce")]
+FABRIC = [
+    getattr(Fabric, name) for name in ("setup_dataloaders", "compile", "backward", "clip_gradients", "save", "load", "all_reduce")
+]
 CALLBACKS = [
     *(callbacks.ModelCheckpoint, callbacks.TieredCheckpoint, callbacks.EarlyStopping, callbacks.Timer),
     *(callbacks.LearningRateFinder, callbacks.LearningRateMonitor, callbacks.BatchSizeFinder),
-    *(callbacks.WeightAveraging, callbacks.StochasticWeightAveraging),
+    *(callbacks.WeightAveraging, callbacks.EMAWeightAveraging, callbacks.StochasticWeightAveraging),
+    *(callbacks.Callback, callbacks.LambdaCallback, callbacks.GradientAccumulationScheduler),
+    *(callbacks.OnExceptionCheckpoint, callbacks.DeviceStatsMonitor),
     *(callbacks.NonFiniteGuard, callbacks.SilentDataCorruptionCheck),
 ]
 PUBLIC = [
     *(*TRAINER, *MODULE, *CALLBACKS, Fabric, *FABRIC, pl.LightningDataModule, PadToLengths),
-    *(xlatrain.fit, xlatrain.JaxModule, strategies.MeshStrategy, Tuner, make_mesh),
+    *(xlatrain.fit, xlatrain.JaxModule, Tuner, make_mesh, save, open_checkpoint, prune),
+    *(strategies.MeshStrategy, strategies.DDPStrategy, strategies.FSDPStrategy),
+    *(CSVLogger, TensorBoardLogger, SimpleProfiler, XLAProfiler, CombinedLoader),
 ]
 
 

@@ -44,7 +44,7 @@ class Supported:
             raise ImportError(f"{self.package} {installed} is installed; xlatrain needs {self}: pip install '{self}'")
         if release >= self.end:
             warnings.warn(
-                f"{self.package} {installed} is newer than what xlatrain was tested with: if something fails, "
+                f"{self.package} {installed} is newer than the versions that xlatrain was tested with: if something fails, "
                 f"pip install '{self}', or take a newer xlatrain",
                 stacklevel=3,
             )

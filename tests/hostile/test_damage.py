@@ -164,7 +164,7 @@ class TestSafetensors:
     def test_an_index_that_leads_out(self, tmp_path: Path, name: Any) -> None:
         index = tmp_path / "model.safetensors.index.json"
         index.write_text(json.dumps({"weight_map": {"w": name}}))
-        with pytest.raises(SafetensorsError, match="cannot be a file beside it"):
+        with pytest.raises(SafetensorsError, match="cannot lie beside it"):
             open_safetensors(index)
 
     @pytest.mark.parametrize(
@@ -173,5 +173,5 @@ class TestSafetensors:
     def test_no_index(self, tmp_path: Path, text: str) -> None:
         index = tmp_path / "model.safetensors.index.json"
         index.write_text(text)
-        with pytest.raises(SafetensorsError, match="no index of safetensors files"):
+        with pytest.raises(SafetensorsError, match="not an index of safetensors files"):
             open_safetensors(index)

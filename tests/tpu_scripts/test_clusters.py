@@ -148,8 +148,8 @@ def test_printed_gcloud_and_ssh_commands(capsys: pytest.CaptureFixture[str]) -> 
     [
         (("train.py",), "this machine needs --processes"),
         (("--hosts", "a,b", "-n", "2", "train.py"), "--processes does nothing here (ssh): it is for this machine"),
-        (("--hosts", "a,,b", "train.py"), "'' is no host"),
-        (("--hosts=-oProxyCommand=x", "train.py"), "'-oProxyCommand=x' is no host"),
+        (("--hosts", "a,,b", "train.py"), "'' is not a host"),
+        (("--hosts=-oProxyCommand=x", "train.py"), "'-oProxyCommand=x' is not a host"),
         (("--print", "gcloud", "--name", "t", "train.py"), "gcloud needs --zone"),
         (
             ("--print", "slurm", "--nodes", "2", "--zone", "z", "train.py"),

@@ -36,7 +36,8 @@ def test_an_older_release_is_refused() -> None:
 @pytest.mark.parametrize("version", ["0.12.0", "0.12.0.dev20260801", "1.0"])
 def test_a_newer_release_is_tried_with_a_warning(version: str) -> None:
     with pytest.warns(
-        UserWarning, match=rf"jax {version} is newer than what xlatrain was tested with.*pip install 'jax>=0\.10,<0\.12'"
+        UserWarning,
+        match=rf"jax {version} is newer than the versions that xlatrain was tested with.*pip install 'jax>=0\.10,<0\.12'",
     ):
         JAX.check(version)
 

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 class Callback:
     """Self-contained behaviour that is added to a run: ``Trainer(callbacks=[...])``.
 
+    ::
+
+        class Losses(pl.Callback):
+            def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+                trainer.print(batch_idx, float(outputs["loss"]))
+
+        trainer.callbacks.append(Losses())
+        trainer.fit(module, loader)
+
     Override the hooks that you need. The trainer binds, once per run, only the hooks that a callback overrides, so a hook
     left alone costs nothing per step. Hooks run on the host, on every process, with real values.
 

@@ -118,8 +118,8 @@ class SilentDataCorruptionCheck(Callback):
         if placed is None or steps is None or steps.executor != "compiled":
             why = "" if steps is None else getattr(steps.log, "short_reason", "")
             raise MisconfigurationException(
-                f"SilentDataCorruptionCheck compares what compiled steps keep on a mesh, but steps run eagerly ({why}): leave it "
-                f"out ({VARIABLE} too), or mend that"
+                "SilentDataCorruptionCheck compares the state that compiled steps keep on a mesh, but steps run eagerly "
+                f"({why}): leave it out ({VARIABLE} too), or mend that"
             )
         return placed
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 class DeviceStatsMonitor(Callback):
     """Logs device statistics before and after the batches that are logged, as ``DeviceStatsMonitor.<hook>/<name>``.
 
+    ::
+
+        trainer = pl.Trainer(logger=CSVLogger("logs"), callbacks=[DeviceStatsMonitor()])
+
     On CPU: ``cpu_percent``, ``cpu_vm_percent``, ``cpu_swap_percent`` of this host. On GPU and TPU: what XLA's allocator says of
     each of this process's devices, such as ``bytes_in_use.tpu:0``, ``peak_bytes_in_use.tpu:0``, ``bytes_limit.tpu:0`` (not the
     names of ``torch.cuda.memory_stats``: that allocator is not used).

@@ -80,7 +80,7 @@ class EarlyStopping(Callback):
     ) -> None:
         super().__init__()
         if mode not in self.mode_dict:
-            raise MisconfigurationException(f"`mode` can be min, max, got {mode}: what is better, less or more of `monitor`?")
+            raise MisconfigurationException(f"`mode` can be min, max, got {mode}: is a smaller or a larger `monitor` better?")
         self.monitor = monitor
         self.mode = mode
         self.min_delta = min_delta if mode == "max" else -min_delta

@@ -17,6 +17,10 @@ class GradientAccumulationScheduler(Callback):
     """Changes ``trainer.accumulate_grad_batches`` at the start of epochs: ``{0: 8, 4: 4}`` is 8 for epochs 0 to 3, 4 from epoch 4
     on.
 
+    ::
+
+        trainer = pl.Trainer(callbacks=[GradientAccumulationScheduler({0: 8, 4: 4})])
+
     Args:
         scheduling: epoch, counted from 0 → number of batches; 1 before the first epoch named.
 

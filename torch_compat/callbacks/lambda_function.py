@@ -13,6 +13,11 @@ _Hook = Callable[..., Any] | None
 class LambdaCallback(Callback):
     """A callback made of functions: each argument is called in place of the hook of that name, with its arguments but ``self``.
 
+    ::
+
+        stop = LambdaCallback(on_fit_end=lambda trainer, module: print("stopped at", trainer.global_step))
+        trainer = pl.Trainer(callbacks=[stop])
+
     API: https://lightning.ai/docs/pytorch/2.6.0/api/lightning.pytorch.callbacks.LambdaCallback.html
     """
 

@@ -102,7 +102,7 @@ class ModelCheckpoint(CheckpointPaths):
     ) -> None:
         super().__init__()
         if mode not in ("min", "max"):
-            raise MisconfigurationException(f"`mode` can be min, max but got {mode}: what is better, less or more of `monitor`?")
+            raise MisconfigurationException(f"`mode` can be min, max but got {mode}: is a smaller or a larger `monitor` better?")
         self.monitor = monitor
         self.verbose = verbose
         self.save_last = save_last

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 class OnExceptionCheckpoint(Checkpoint):
     """Saves ``<dirpath>/<filename>.ckpt``, overwriting it, when an exception ends a run; a run that succeeds removes it.
 
+    ::
+
+        trainer = pl.Trainer(callbacks=[OnExceptionCheckpoint("crashes")])
+
     Args:
         dirpath: directory; it must be given, because an exception may come before anything else is known.
         filename: name without extension.

@@ -79,7 +79,7 @@ class TieredCheckpoint(ModelCheckpoint):
         if not trainer.strategy.checkpoint_io.collective:
             name = type(trainer.strategy.checkpoint_io).__name__
             raise MisconfigurationException(
-                f"TieredCheckpoint copies what the default plugin commits, and not what {name} writes: leave the plugin out, or "
+                f"TieredCheckpoint copies the checkpoints of the default plugin, not those of {name}: leave the plugin out, or "
                 "use ModelCheckpoint."
             )
         if self.durable_dirpath is not None and not is_local_path(self.dirpath or ""):

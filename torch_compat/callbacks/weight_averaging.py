@@ -187,6 +187,10 @@ class WeightAveraging(Callback):
 class EMAWeightAveraging(WeightAveraging):
     """``WeightAveraging`` with an exponential moving average: ``decay * averaged + (1 - decay) * current``.
 
+    ::
+
+        trainer = pl.Trainer(callbacks=[EMAWeightAveraging(decay=0.99)])
+
     Args:
         device, use_buffers, kwargs: as in ``WeightAveraging``.
         decay: weight of the past, between 0 and 1.

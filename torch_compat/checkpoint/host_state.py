@@ -102,7 +102,7 @@ def load_file(file: Any, name: str, *, weights_only: bool | None, stand_ins: boo
         if stand_ins:
             return _with_keys(load_with_stand_ins(file))
         raise pickle.UnpicklingError(
-            f"{name} holds what PyTorch's safe loader cannot read ({_unsafe_globals(file) or error}); load it with "
+            f"{name} holds objects that PyTorch's safe loader cannot read ({_unsafe_globals(file) or error}); load it with "
             "weights_only=False if you trust where it comes from"
         ) from error
 

@@ -358,7 +358,7 @@ class LightningCLI:
         if is_overridden("configure_optimizers", self.model):
             rank_zero_warn(
                 f"`{type(self.model).__name__}.configure_optimizers` will be overridden by"
-                " what the configuration says; leave the optimizer out there to keep the module's."
+                " the configuration; leave the optimizer out there to keep the module's."
             )
         optimizer = instantiate_class(self.model.parameters(), optimizer_init)
         scheduler = instantiate_class(optimizer, scheduler_init) if scheduler_init else None

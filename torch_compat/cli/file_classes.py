@@ -71,10 +71,10 @@ class FileClasses:
     def _refuse(self) -> typing.NoReturn:
         names = "; ".join(f"{name!r}, {why}" for name, why in self._refused.items())
         raise UntrustedValueError(
-            f"the hyperparameters in {self._source} name {names}. What a file names is imported and called only if it is a class "
-            "that your script has imported, and a subclass of what an annotation of the module's constructor says. If you trust "
-            "where the file comes from, pass weights_only=False; or annotate the parameter with the class; or allow the name "
-            "alone with torch.serialization.add_safe_globals([...])"
+            f"the hyperparameters in {self._source} name {names}. A name in a file is imported and called only if it is a class "
+            "that your script has imported, and a subclass of a class that an annotation of the module's constructor names. If "
+            "you trust where the file comes from, pass weights_only=False; or annotate the parameter with the class; or allow "
+            "the name alone with torch.serialization.add_safe_globals([...])"
         ) from None
 
     def _allows(self, path: str) -> bool:

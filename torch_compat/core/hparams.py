@@ -66,7 +66,7 @@ class HyperparametersMixin:
             logger: whether to send the hyperparameters to the loggers.
 
         Raises:
-            KeyError: a name in ``args`` is no argument of ``__init__``.
+            KeyError: a name in ``args`` is not an argument of ``__init__``.
             ValueError: one object was given that is a number, a string or no mapping.
         """
         self._log_hyperparams = logger
@@ -180,7 +180,7 @@ def _select(arguments: dict[str, Any], args: tuple[Any, ...], ignored: set[str])
     missing = [arg for arg in args if isinstance(arg, str) and arg not in arguments and arg not in ignored]
     if missing:
         raise KeyError(
-            f"{missing[0]!r} is no argument of `__init__`, so `save_hyperparameters` cannot save it:"
+            f"{missing[0]!r} is not an argument of `__init__`, so `save_hyperparameters` cannot save it:"
             f" expected one of {sorted(arguments)}."
         )
     return {arg: arguments[arg] for arg in args if isinstance(arg, str) and arg in arguments}, _CONSTRUCTOR_NAME

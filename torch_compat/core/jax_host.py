@@ -124,8 +124,8 @@ class JaxHost(LightningModule, NnxTensors):
             kinds = [type(one).__name__ for one in found] if isinstance(found, Sequence) else type(found).__name__
             raise MisconfigurationException(
                 f"{place} returned {kinds}; expected one optax transformation, with its schedules in it. Several optimizers are "
-                "optax.multi_transform, by parameter; optimizers that take turns (a GAN) need a LightningModule, in which "
-                "torch_compat.jax_module(…) has the nnx modules, or xlatrain.step.engine"
+                "optax.multi_transform, by parameter; optimizers that take turns (a GAN) need a LightningModule with the nnx "
+                "modules in torch_compat.jax_module(…), or xlatrain.step.engine"
             )
         if not any(True for _ in self.parameters()):
             raise MisconfigurationException(

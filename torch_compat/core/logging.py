@@ -171,8 +171,8 @@ def warn_of_whole_number(hook: str, name: str, value: Any) -> None:
     if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
         _warnings.warn(
             f"You called `self.log({name!r}, ...)` in your `{hook}` but the value needs to be floating to be reduced: it"
-            f" is taken as {torch.get_default_dtype()}. Log `value.float()` to say that this is meant; a number that no mean is "
-            f"wanted of, as a step count, goes straight to the logger: `self.logger.log_metrics({{{name!r}: ...}})`."
+            f" is taken as {torch.get_default_dtype()}. Log `value.float()` if this is meant; a number that needs no mean, "
+            f"such as a step count, goes straight to the logger: `self.logger.log_metrics({{{name!r}: ...}})`."
         )
 
 

@@ -95,8 +95,8 @@ class LoggingMembers(nn.Module):
             return
         if trainer.barebones:
             rank_zero_warn(
-                "You are trying to `self.log()` but `Trainer(barebones=True)` is configured, which logs nothing: what is"
-                " logged there is dropped."
+                "You are trying to `self.log()` but `Trainer(barebones=True)` is configured, which logs nothing:"
+                " the value is dropped."
             )
             return
         check_name(name, add_dataloader_idx)
@@ -172,7 +172,7 @@ class LoggingMembers(nn.Module):
             if is_metric(value):
                 raise ValueError(
                     f"`self.log({name}, {value})` was called, but `{type(value).__name__}` values cannot be logged with Fabric: "
-                    "log what its `compute()` gives"
+                    "log the result of its `compute()`"
                 )
         self._fabric.log_dict(metrics=metrics)
 

@@ -79,7 +79,7 @@ def read_checkpoint(
 
 
 def read_hyperparameters(path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-    """The hyperparameters stored in a checkpoint; {} where there is no checkpoint, or none were saved."""
+    """The hyperparameters stored in a checkpoint; {} where there is not a checkpoint, or none were saved."""
     from torch_compat.core.module import LightningModule
 
     key = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
@@ -131,7 +131,7 @@ def _torch_load(file: IO[bytes], name: str, map_location: MapLocation, weights_o
             " or allow the named class with `torch.serialization.add_safe_globals([...])`."
         ) from error
     if not isinstance(checkpoint, dict):
-        raise TypeError(f"{name!r} is no checkpoint: expected a dict, found {type(checkpoint).__name__}.")
+        raise TypeError(f"{name!r} is not a checkpoint: expected a dict, found {type(checkpoint).__name__}.")
     return checkpoint
 
 

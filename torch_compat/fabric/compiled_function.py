@@ -160,7 +160,7 @@ class CompiledFunction:
             if (trains or isinstance(thing, Optimizer)) and not model.knows(thing):
                 raise MisconfigurationException(
                     f"fabric.compile({self._name}): {name} ({type(thing).__name__}) was not set up; pass it to fabric.setup(…), "
-                    "and use what that returns in the step"
+                    "and use its result in the step"
                 )
 
 

@@ -108,7 +108,7 @@ class Fabric(Reports, Checkpoints):
             if _is_using_cli():
                 raise TypeError(
                     "Overriding `Fabric.run()` and launching from the CLI is not allowed: run the script with "
-                    "`python -m torch_compat`, or call `fabric.setup(…)` and what follows where the object is made"
+                    "`python -m torch_compat`, or call `fabric.setup(…)` and the rest where the object is made"
                 )
             self.run = functools.partial(self._launch_and_run, self.run)
         if _is_using_cli():
@@ -147,7 +147,7 @@ class Fabric(Reports, Checkpoints):
         if not callable(function):
             raise TypeError(
                 f"`Fabric.launch(...)` needs to be a callable, but got {function}: pass the function, as in "
-                "`fabric.launch(main)`, not what it returns"
+                "`fabric.launch(main)`, not its result"
             )
         if not inspect.signature(function).parameters:
             raise TypeError(
@@ -323,7 +323,19 @@ class Fabric(Reports, Checkpoints):
     def compile(self) -> Callable[[F], F]: ...
 
     def compile(self, function: Any = None) -> Any:
-        """Compile a whole step: ``def step(batch): loss = …; fabric.backward(loss); optimizer.step(); …; return loss``.
+        """Compile a whole step.
+
+        ::
+
+            @fabric.compile
+            def step(batch):
+                loss = model(batch).pow(2).mean()
+                fabric.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                return loss
+
+            print(step(batch))
 
         The function's Python runs once for each variant (shapes, flags, plain values that it reaches); it computes the same as
         without. Arguments with tensors are the batch, numbers are inputs of the program. Where the function cannot be captured,
@@ -365,6 +377,12 @@ class Fabric(Reports, Checkpoints):
         error_if_nonfinite: bool = True,
     ) -> Tensor | None:
         """Clips the gradients of ``optimizer`` to a value, or to a norm; gives the norm before.
+
+        ::
+
+            fabric.backward(model(batch).pow(2).mean())
+            fabric.clip_gradients(model, optimizer, max_norm=1.0)
+            optimizer.step()
 
         In a compiled step an infinite norm raises after the step.
 

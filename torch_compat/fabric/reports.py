@@ -74,7 +74,7 @@ class Reports:
             if method is None:
                 continue
             if not callable(method):
-                rank_zero_warn(f"Skipping the callback `{type(callback).__name__}.{hook_name}` because it is no method.")
+                rank_zero_warn(f"Skipping the callback `{type(callback).__name__}.{hook_name}` because it is not a method.")
                 continue
             self._on_host(method, f"fabric.call({hook_name!r})", *args, **_taken(method, kwargs))
 

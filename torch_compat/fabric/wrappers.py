@@ -88,8 +88,8 @@ class _FabricModule(_DeviceDtypeModuleMixin):
             raise ValueError("You cannot mark the forward method itself as a forward method.")
         if not isinstance(getattr(self._original_module, name, None), MethodType):
             raise AttributeError(
-                f"You marked '{name}' as a forward method, but `{type(self._original_module).__name__}.{name}` is no method of "
-                "that class."
+                f"You marked '{name}' as a forward method, but `{type(self._original_module).__name__}.{name}` is not a method "
+                "of that class."
             )
         self._forward_methods.add(name)
 

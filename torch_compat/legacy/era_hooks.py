@@ -131,7 +131,7 @@ class EraHooks:
         if name not in self._told:
             self._told.add(name)
             rank_zero_warn(
-                f"`{kind}.{name}` should not return anything; what it returned ({type(returned).__name__}) is not used. To log, "
+                f"`{kind}.{name}` should not return anything; its result ({type(returned).__name__}) is not used. To log, "
                 "use self.log(…) or self.log_dict(…)"
             )
 

@@ -88,6 +88,10 @@ class ExperimentWriter:
 class CSVLogger(VersionedLogger):
     """Logs to ``<save_dir>/<name>/version_<n>/metrics.csv`` and ``hparams.yaml``, also on remote filesystems through fsspec.
 
+    ::
+
+        trainer = pl.Trainer(logger=CSVLogger("logs", name="first"), log_every_n_steps=10)
+
     Args:
         save_dir: directory that holds all experiments.
         name: experiment name; None or "" puts the versions directly into ``save_dir``.

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 class TensorBoardLogger(VersionedLogger):
     """Logs to event files in ``<save_dir>/<name>/version_<n>[/<sub_dir>]``, hyperparameters also to ``hparams.yaml``.
 
+    ::
+
+        trainer = pl.Trainer(logger=TensorBoardLogger("logs", name="first"))
+
     Args:
         save_dir: directory that holds all experiments.
         name: experiment name; None or "" puts the versions directly into ``save_dir``.

@@ -71,7 +71,7 @@ class AbstractModelState(ModelState):
 
     def _read(self, name: str) -> np.ndarray:
         raise PreflightError(
-            f"the values of {name!r} were read, which preflight has not made: it compiles with shapes alone. Read them in a hook "
+            f"the values of {name!r} were read, but preflight has none: it compiles with shapes alone. Read them in a hook "
             "that preflight does not call (on_train_batch_end, on_train_epoch_end, …), or keep that part out of preflight"
         )
 

@@ -213,4 +213,4 @@ def _read(folder: Path | None, identity: Mapping[str, Any]) -> dict[str, dict[st
                 raise PreflightError(f"{path} holds a search for {key} {kept[key]}, not {value}; choose another --output")
         return {one["what"]: one for one in kept["candidates"]}
     except (ValueError, KeyError, TypeError) as error:
-        raise PreflightError(f"{path} is no search of preflight ({error!r}); delete it, or choose another --output") from error
+        raise PreflightError(f"{path} is not a search of preflight ({error!r}); delete it, or choose another --output") from error

@@ -13,6 +13,10 @@ from torch_compat.profilers.profiler import Profiler
 class SimpleProfiler(Profiler):
     """Records how long each action takes on the host, and reports it in a table.
 
+    ::
+
+        trainer = pl.Trainer(profiler=SimpleProfiler(dirpath=".", filename="times"))
+
     Args:
         dirpath, filename: of the report, see ``Profiler``.
         extended: report the number of calls and the share of the total time too.

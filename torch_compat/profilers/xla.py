@@ -19,6 +19,10 @@ _STEPS = {"run_training_batch": "train", "validation_step": "validate", "test_st
 class XLAProfiler(Profiler):
     """Traces a window of steps with ``jax.profiler``, and marks every step and action in the trace.
 
+    ::
+
+        trainer = pl.Trainer(profiler=XLAProfiler(dirpath="trace", first_step=10, steps=5))
+
     Steps of all kinds are counted from 0, over the whole run. The trace is written to ``<dirpath>/plugins/profile/<time>/``: look
     at it with ``tensorboard --logdir <dirpath>`` (plugin ``xprof``), or with ``perfetto=True`` in https://ui.perfetto.dev.
 

@@ -126,6 +126,6 @@ def refuse_removed_hooks(module: Any, fn: str) -> None:
             instead = f"on_{name.replace('training', 'train')}"
             raise NotImplementedError(
                 f"Support for `{name}` has been removed in v2.0.0. `{type(module).__name__}` implements this method. "
-                f"In 2.x `{instead}` is called there; outputs are what the step has put into a list of the module's. "
+                f"In 2.x `{instead}` is called there; let the step append its outputs to a list of the module. "
                 "Import it through `pytorch_lightning` to keep the hooks of 1.x."
             )

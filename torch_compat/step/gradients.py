@@ -80,7 +80,7 @@ class _InProgram(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(
             "this loss belongs to a compiled step, whose backward pass is in its program: it cannot be differentiated in a hook. "
-            "Compute what needs gradients of it in training_step, or override LightningModule.backward, which is captured"
+            "Do what needs its gradients in training_step, or override LightningModule.backward, which is captured"
         )
 
 

@@ -139,7 +139,7 @@ class PlacedRun(Generic[Steps]):
         if lost := self.model.release(to_host=to_host, failed=failed):
             rank_zero_warn(
                 f"The step that failed took the values of {len(lost)} parameters and buffers with it ({lost[0]}, …): the "
-                "module has what the host read last of them. Load a checkpoint before you go on with it"
+                "module has the values that the host read last. Load a checkpoint before you go on with it"
             )
         self._strategy.placed = None
 
@@ -179,5 +179,5 @@ def warn_of_torch() -> None:
     if Version(torch.__version__).release < COMPILED_TORCH:
         _once.warn(
             f"compiled steps are tested with torch {'.'.join(map(str, COMPILED_TORCH))} and later; torch "
-            f"{torch.__version__} is what strategy='torch_xla' needs, in an environment of its own"
+            f"{torch.__version__} is for strategy='torch_xla', in an environment of its own"
         )

@@ -67,7 +67,7 @@ class Planned:
         told = differences(self._plan, found)
         if told:
             listed = "\n".join(f"  {line}" for line in told)
-            rank_zero_warn(f"this run is not what {self._path} planned for {self._plan['topology']}:\n{listed}")
+            rank_zero_warn(f"this run differs from the plan {self._path} for {self._plan['topology']}:\n{listed}")
         else:
             rank_zero_info(f"The first step is as {self._path} planned it.")
         return compiled

@@ -407,7 +407,7 @@ class ProgramCache:
         asked = variants[-1].step.scalars
         texts = dict.fromkeys(one.text for one in (*asked.asked, *asked.assumed))
         raise ImpureStepError(
-            f"{name} asks for values of which there are too many: it was compiled for {len(variants)} of them, and "
+            f"{name} asks for too many different values: it was compiled for {len(variants)} of them, and "
             f"few have come again. It asks for {'; '.join(list(texts)[:3])}\n  Fix: compute with tensors of fixed sizes "
             "(torch.where), let x[mask] end in a sum, a mean or a loss, or pad batches so that sizes come again "
             "(torch_compat.utilities.padding)"

@@ -22,6 +22,10 @@ TIMEOUT = timedelta(seconds=1800)
 class DDPStrategy(ParallelStrategy):
     """Data parallelism: a ``data`` axis over every device of every process. API: ``lightning.pytorch.strategies.DDPStrategy``.
 
+    ::
+
+        trainer = pl.Trainer(accelerator="cpu", devices=8, strategy=DDPStrategy(no_recompilation_after=100))
+
     Arguments that tune NCCL's bucketing change no number and have nothing to tune here: a notice says so. Communication hooks
     are refused.
 

@@ -27,6 +27,11 @@ _TUNING = (
 class FSDPStrategy(ParallelStrategy):
     """A mesh of ``data`` × ``fsdp``. API: ``lightning.pytorch.strategies.FSDPStrategy``.
 
+    ::
+
+        strategy = FSDPStrategy(activation_checkpointing_policy={torch.nn.TransformerEncoderLayer})
+        trainer = pl.Trainer(accelerator="cpu", devices=8, strategy=strategy)
+
     Each parameter is split by itself (along its largest dim that the axis divides), so there is nothing to wrap: wrapping
     policies change no number and are accepted with a notice. XLA gathers a parameter where it is used and scatters its gradient.
     ``cpu_offload`` and ``mixed_precision`` are refused; ``offload="optimizer"`` and ``offload_activations`` are

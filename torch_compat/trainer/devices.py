@@ -173,7 +173,7 @@ def _parse(devices: object, platform: str | None, owner: str) -> int | list[int]
             return int(parts[0]) if len(parts) == 1 and "," not in devices else [int(part) for part in parts]
     if isinstance(devices, Sequence) and not isinstance(devices, str) and devices:
         if len(set(devices)) != len(devices):
-            raise ArgumentTypeError(f"{expected}, in which an index stands twice")
+            raise ArgumentTypeError(f"{expected}, but an index stands there twice")
         return [int(index) for index in devices]
     raise ArgumentTypeError(expected)
 

@@ -36,7 +36,7 @@ def migrate_checkpoint(
     if Version(_get_version(checkpoint)) > Version(VERSION):
         rank_zero_warn(
             f"The loaded checkpoint was produced with Lightning v{_get_version(checkpoint)}, which is newer than the "
-            f"v{VERSION} whose API this is: what it added since is ignored",
+            f"v{VERSION} whose API this is: its additions are ignored",
             category=PossibleUserWarning,
         )
     elif _get_version(checkpoint) != VERSION:

@@ -273,7 +273,7 @@ def _precision(strategy: Strategy, given: Plugins, precision: Any, platform: str
     plugin = given.precision
     if plugin is not None and precision is not None:
         raise ArgumentValueError(
-            f"Received both `precision={precision}` and `plugins={plugin}`. Choose one: either says what the precision is"
+            f"Received both `precision={precision}` and `plugins={plugin}`. Choose one: each of them sets the precision"
         )
     chosen = plugin or strategy._precision_plugin or make_precision(precision, platform)
     strategy.precision_plugin = chosen

@@ -174,8 +174,8 @@ def _exception_checkpoints(trainer: Trainer) -> list[OnExceptionCheckpoint]:
 
 def _last_of_exceptions(trainer: Trainer) -> str | None:
     rank_zero_warn(
-        "`.fit(ckpt_path=None)` was called with an `OnExceptionCheckpoint`: what it saved last, if anything, is "
-        "gone on with. `fit(ckpt_path='last')` or `fit(ckpt_path='best')` says which one is meant."
+        "`.fit(ckpt_path=None)` was called with an `OnExceptionCheckpoint`: the run continues from its last "
+        "save, if there is one. To choose, call `fit(ckpt_path='last')` or `fit(ckpt_path='best')`."
     )
     return _last(trainer)
 

@@ -251,6 +251,11 @@ class Trainer(TrainerProperties):
     def init_module(self, empty_init: bool | None = None) -> Iterator[None]:
         """Make modules inside without spending memory: ``with trainer.init_module(): model = Model()``.
 
+        ::
+
+            with trainer.init_module():
+                module = BoringModel()
+
         Parameters have the dtype of the precision, and get their values directly on their shards when the model is run.
 
         Args:
@@ -273,6 +278,10 @@ class Trainer(TrainerProperties):
         weights_only: bool | None = None,
     ) -> None:
         """Train ``model``.
+
+        ::
+
+            trainer.fit(module, loader, val_dataloaders=loader)
 
         Args:
             model: the module.
@@ -422,6 +431,11 @@ class Trainer(TrainerProperties):
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
         """Save a checkpoint; every process must call this. Returns when it is committed.
+
+        ::
+
+            trainer.fit(module, loader)
+            trainer.save_checkpoint("last.ckpt")
 
         Raises:
             AttributeError: no module was run yet.

@@ -172,6 +172,12 @@ _MODES: dict[str, Callable[[list[Iterable[Any]], Limits], _ModeIterator]] = {
 class CombinedLoader(Iterable[Any]):
     """Iterates over several iterables together.
 
+    ::
+
+        both = CombinedLoader({"a": range(2), "b": range(4)}, mode="max_size_cycle")
+        for batch, batch_idx, dataloader_idx in both:
+            print(batch["a"], batch["b"])
+
     Each step gives ``(batch, batch_idx, dataloader_idx)``. In all modes but ``"sequential"`` ``batch`` has the structure of
     ``iterables`` with a batch in the place of each iterable, and ``dataloader_idx`` is 0.
 
@@ -304,7 +310,7 @@ class CombinedLoader(Iterable[Any]):
         if len(loaders) != len(states):
             raise RuntimeError(
                 f"The CombinedLoader has {len(loaders)} stateful loaders, but found {len(states)} states in the checkpoint:"
-                " it was saved with other loaders, and none of these states can be told to belong to one of them."
+                " it was saved with other loaders, and no state can be matched to a loader."
             )
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)

@@ -80,7 +80,7 @@ class PadToLengths:
         dim: int = 0,
     ) -> None:
         if not lengths or not fill:
-            raise ValueError(f"PadToLengths needs lengths and what to fill with, got lengths={lengths!r}, fill={fill!r}")
+            raise ValueError(f"PadToLengths needs lengths and fill values, got lengths={lengths!r}, fill={fill!r}")
         self.lengths = tuple(sorted(lengths))
         self.fill = dict(fill)
         self.collate = collate

@@ -230,7 +230,9 @@ class DurableCopies:
     def _manifest(self, name: str, record: CommitRecord) -> Manifest:
         text = self._files.cat_file(f"{self._root}/{name}/{record.payload}/{MANIFEST}")
         if sha256(text) != record.manifest_sha256:
-            raise CorruptCheckpointError(f"{self.directory}/{name}/{record.payload}/{MANIFEST} is not what was committed")
+            raise CorruptCheckpointError(
+                f"{self.directory}/{name}/{record.payload}/{MANIFEST} differs from the one that was committed"
+            )
         return Manifest.from_json(text)
 
     def _prune(self, retention: Retention) -> None:

@@ -58,7 +58,7 @@ class FileRecord:
         fields = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self), "sha256": self._digest()}
         text = json.dumps(fields).encode()
         if len(text) + _FOOTER > _LONGEST:
-            raise ValueError(f"facts of a checkpoint file are at most {_LONGEST} bytes of JSON with what is said beside them")
+            raise ValueError(f"facts of a checkpoint file are at most {_LONGEST} bytes of JSON, the commit record included")
         return text + len(text).to_bytes(4, "little") + _MARK
 
     def _digest(self) -> str:
@@ -130,7 +130,7 @@ def read_file_record(path: epath.Path | str) -> FileRecord:
     except FileNotFoundError:
         raise CheckpointNotFoundError(f"no checkpoint at {path}: the path does not exist") from None
     except OSError as error:
-        raise ForeignPathError(f"{path} is no checkpoint file: {error}") from error
+        raise ForeignPathError(f"{path} is not a checkpoint file: {error}") from error
 
 
 def check_body(path: str | os.PathLike[str], file: BinaryIO) -> FileRecord | None:

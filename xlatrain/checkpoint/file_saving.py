@@ -118,7 +118,7 @@ def _prepare_place(path: epath.Path | str) -> None:
         return
     if path.is_dir() and not filesystem.is_link(path) and (foreign := foreign_entries(path)):
         raise ForeignPathError(
-            f"{path} is a directory that holds what xlatrain did not save ({', '.join(foreign[:5])}); save to another path, or "
+            f"{path} is a directory with files that xlatrain did not save ({', '.join(foreign[:5])}); save to another path, or "
             "remove it first"
         )
     if filesystem.is_remote(path):

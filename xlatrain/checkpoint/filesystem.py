@@ -173,7 +173,7 @@ def read_plain(path: epath.Path) -> bytes:
         OSError: it is not there, or no ordinary file, or cannot be read.
     """
     if not is_remote(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-        raise OSError(f"{path} is no ordinary file")
+        raise OSError(f"{path} is not an ordinary file")
     return path.read_bytes()
 
 
@@ -189,7 +189,7 @@ def open_plain(path: epath.Path | str) -> Iterator[BinaryIO]:
             yield file  # pyright: ignore[reportReturnType]
         return
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(f"{os.fspath(path)} is no ordinary file")
+        raise OSError(f"{os.fspath(path)} is not an ordinary file")
     with open(path, "rb") as file:
         yield file
 
@@ -198,14 +198,14 @@ def plain_size(root: epath.Path, name: str) -> int:
     """Bytes of an ordinary file in a directory.
 
     Raises:
-        OSError: it is not there, is no ordinary file, or a symbolic link leads out of the directory.
+        OSError: it is not there, is not an ordinary file, or a symbolic link leads out of the directory.
     """
     path = root / name
     if is_remote(path):
         return path.stat().length
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
-        raise OSError("it is no ordinary file")
+        raise OSError("it is not an ordinary file")
     if not os.path.realpath(path).startswith(os.path.realpath(root) + os.sep):
         raise OSError("a symbolic link leads out of the checkpoint")
     return found.st_size

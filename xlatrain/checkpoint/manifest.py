@@ -88,9 +88,9 @@ class Manifest:
         arrays = {name: _checked_array(name, entry) for name, entry in fields["arrays"].items()}
         for part in ("digests", "versions"):
             if odd := [name for name, value in fields[part].items() if not isinstance(value, str)]:
-                raise ValueError(f"{part}[{odd[0]!r}] is no text")
+                raise ValueError(f"{part}[{odd[0]!r}] is not a string")
         if odd := [name for name, value in fields["sizes"].items() if type(value) is not int or value < 0]:
-            raise ValueError(f"sizes[{odd[0]!r}] is no number of bytes")
+            raise ValueError(f"sizes[{odd[0]!r}] is not a number of bytes")
         if not isinstance(fields["facts"], dict):
             raise TypeError("facts is no object")
         return cls(arrays, fields["digests"], fields["sizes"], fields["versions"], fields["facts"])

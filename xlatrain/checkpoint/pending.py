@@ -116,7 +116,7 @@ class PendingSave:
             try:
                 action()
             except Exception as error:  # it is committed: what follows costs space at most
-                _log.warning("%s is committed, but what was to follow it failed: %s: %s", self.path, type(error).__name__, error)
+                _log.warning("%s is committed, but the work after it failed: %s: %s", self.path, type(error).__name__, error)
 
     def _outcome(self) -> CheckpointError | None:
         self.join()
@@ -124,8 +124,8 @@ class PendingSave:
             return None
         left = "intact" if filesystem.exists(self.path) else "gone with the directory"
         return CheckpointError(
-            f"saving {self.path} failed: {_cause(self._error)}; what was saved there before is {left}, and the run's state is "
-            f"intact{'' if is_verbose() else f' ({VERBOSE}=1 shows what libraries said)'}"
+            f"saving {self.path} failed: {_cause(self._error)}; the checkpoint that was there before is {left}, and the run's "
+            f"state is intact{'' if is_verbose() else f' ({VERBOSE}=1 shows what libraries said)'}"
         )
 
 

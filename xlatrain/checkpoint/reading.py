@@ -136,7 +136,7 @@ class Checkpoint:
         if not self._layout_checked:
             for name, digest in self._layout.items():
                 if file_digest(self._arrays / name) != digest:
-                    raise CorruptCheckpointError(f"{self._arrays / name} is not what was committed; {_NEXT_STEP}")
+                    raise CorruptCheckpointError(f"{self._arrays / name} differs from the one that was committed; {_NEXT_STEP}")
             self._layout_checked = True
 
     def restore_numpy(self, names: list[str] | None = None) -> dict[str, np.ndarray]:
@@ -186,6 +186,12 @@ class Checkpoint:
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a committed checkpoint and verify that all its files are there in full length. Local: not collective.
+
+    ::
+
+        save("first.ckpt", {"weight": jax.numpy.ones((8, 4))}, wait=True)
+        opened = open_checkpoint("first.ckpt")
+        weight = opened.restore_numpy()["weight"]
 
     If this process has a save to the path in flight, it is waited for.
 

@@ -94,7 +94,7 @@ def _no_record(path: epath.Path) -> Exception:
     begun = any(path.iterdir())
     return CheckpointNotFoundError(
         f"no checkpoint at {path}: {'a save was begun there, but never committed' if begun else 'the directory is empty'}; "
-        f"`xlatrain ckpt ls {path.parent}` lists what is beside it"
+        f"`xlatrain ckpt ls {path.parent}` lists its neighbours"
     )
 
 
@@ -120,7 +120,7 @@ def parse_record(path: epath.Path, text: bytes) -> CommitRecord:
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise _no_commit_record(path, text, error) from error
     if not is_payload_name(record.payload):
-        raise CorruptCheckpointError(f"{path / POINTER} names the payload {record.payload!r}, which is no payload of xlatrain")
+        raise CorruptCheckpointError(f"{path / POINTER} names the payload {record.payload!r}, which is not a payload of xlatrain")
     try:
         record.check(fields)
     except ValueError as error:
@@ -200,7 +200,7 @@ def remove_checkpoint(path: epath.Path | str) -> None:
     """Remove what :func:`xlatrain.checkpoint.remove` documents.
 
     Raises:
-        ForeignPathError: ``path`` is a file that torch did not write, or holds what xlatrain did not save.
+        ForeignPathError: ``path`` is a file that torch did not write, or has files that xlatrain did not save.
     """
     if isinstance(path, str):
         filesystem.remove_object(path)
@@ -213,7 +213,7 @@ def remove_checkpoint(path: epath.Path | str) -> None:
     if not path.is_dir():
         raise ForeignPathError(f"{path} is a file that neither xlatrain nor torch.save wrote; remove it yourself")
     if foreign := foreign_entries(path):
-        raise ForeignPathError(f"{path} holds what xlatrain did not save ({', '.join(foreign[:5])}); remove it yourself")
+        raise ForeignPathError(f"{path} has files that xlatrain did not save ({', '.join(foreign[:5])}); remove it yourself")
     (path / POINTER).unlink(missing_ok=True)
     filesystem.sync_directory(path)
     if any(ownership.writer_lives(entry.name) and not ownership.is_own(entry.name) for entry in path.iterdir()):

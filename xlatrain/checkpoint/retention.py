@@ -131,6 +131,10 @@ def prune(
 ) -> list[Path | epath.Path]:
     """Remove the complete checkpoints of a directory that a policy does not keep; not collective: process 0 calls it.
 
+    ::
+
+        prune("checkpoints", Retention(last=3, every_n_steps=1000))
+
     What is damaged is left for its owner to look at. What a symbolic link of the directory leads to (``last.ckpt``) is kept.
 
     Args:

@@ -38,6 +38,11 @@ def save(
 ) -> PendingSave:
     """Save a checkpoint to the directory ``path``; collective: every process calls it, with the same arrays, in the same order.
 
+    ::
+
+        arrays = {"weight": jax.numpy.ones((8, 4))}
+        save("first.ckpt", arrays, facts={"step": 100}, wait=True)
+
     Returns when the arrays are copied off the devices: the caller may donate or change them at once. Saves are committed in
     order, one at a time: a second save waits for the first to commit before it copies.
 
@@ -130,7 +135,7 @@ class _Save:
                 self.path.unlink()  # an object of the directory's name
             remove_leftovers(self.path, replaced)
         except OSError as error:  # the checkpoint is committed: what could not be removed costs only space
-            _log.warning("%s: could not remove what the committed checkpoint replaced: %s", self.path, error)
+            _log.warning("%s: could not remove the payload that the committed checkpoint replaced: %s", self.path, error)
 
     def _write_files(self) -> None:
         if not self.files:
@@ -241,7 +246,7 @@ def cannot_save(target: epath.Path, error: OSError) -> CheckpointError:
     """The error of a save that could not begin."""
     return CheckpointError(
         f"cannot save to {target}: {error.strerror or error} ({type(error).__name__}); is the directory there, and may "
-        "this process write to it? what was saved before is intact, and so is the run's state"
+        "this process write to it? The last checkpoint and the run's state are intact"
     )
 
 
@@ -278,7 +283,7 @@ def _check_target(path: epath.Path) -> None:
         return
     if foreign := foreign_entries(path):
         shown = ", ".join(foreign[:5]) + (", …" if len(foreign) > 5 else "")
-        raise ForeignPathError(f"{path} is a directory that holds what xlatrain did not save ({shown}); {advice}")
+        raise ForeignPathError(f"{path} is a directory with files that xlatrain did not save ({shown}); {advice}")
 
 
 def remove_leftovers(path: epath.Path, replaced: str | None = None) -> None:

@@ -230,7 +230,9 @@ def _prune(args: argparse.Namespace) -> int:
 
     _check_directory(args.directory)
     if all(rule is None for rule in (args.last, args.best, args.every_n_steps, args.younger_than_hours)):
-        raise ValueError("nothing says what to keep: give --last, --best with --monitor, --every-n-steps or --younger-than-hours")
+        raise ValueError(
+            "no rule says which checkpoints to keep: give --last, --best with --monitor, --every-n-steps or --younger-than-hours"
+        )
     if (args.best is None) != (args.monitor is None):
         raise ValueError("--best and --monitor go together: the metric that says which are the best")
     age = None if args.younger_than_hours is None else args.younger_than_hours * 3600

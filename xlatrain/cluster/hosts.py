@@ -104,7 +104,7 @@ def ssh_commands(
         raise ValueError("there must be at least one host")
     for host in hosts:
         if not _HOST.fullmatch(host):
-            raise ValueError(f"{host!r} is no host: name, address or user@name is expected, as for ssh")
+            raise ValueError(f"{host!r} is not a host: name, address or user@name is expected, as for ssh")
     address = f"{hosts[0].rpartition('@')[2]}:{port}"
     where = os.getcwd() if directory is None else directory
     commands = []

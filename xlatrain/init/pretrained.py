@@ -188,9 +188,9 @@ def _stored(path: Path) -> dict[str, StoredTensor]:
     try:
         weight_map: dict[str, str] = dict(json.loads(path.read_text())["weight_map"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SafetensorsError(f"{path} is no index of safetensors files: it has no weight_map ({error})") from error
+        raise SafetensorsError(f"{path} is not an index of safetensors files: it has no weight_map ({error})") from error
     if odd := sorted({repr(name)[:80] for name in weight_map.values() if not _is_beside(name)}):
-        raise SafetensorsError(f"{path} names what cannot be a file beside it: {', '.join(odd[:5])}; do not use it")
+        raise SafetensorsError(f"{path} names files that cannot lie beside it: {', '.join(odd[:5])}; do not use it")
     if absent := sorted({name for name in weight_map.values() if not (path.parent / name).is_file()}):
         raise FileNotFoundError(f"{path} names files that are not beside it: {', '.join(absent)}")
     files = {name: SafetensorsFile(path.parent / name) for name in sorted(set(weight_map.values()))}

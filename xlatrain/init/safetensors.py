@@ -32,7 +32,7 @@ _HEADER_LIMIT = 100 << 20
 
 
 class SafetensorsError(ValueError):
-    """A file that is no safetensors file, or is damaged."""
+    """A file that is not a safetensors file, or is damaged."""
 
 
 @dataclass(frozen=True)
@@ -120,26 +120,28 @@ class SafetensorsFile(Mapping[str, StoredTensor]):
         self.path = Path(path)
         facts = self.path.stat()
         if not stat.S_ISREG(facts.st_mode):
-            raise SafetensorsError(f"{self.path} is no ordinary file")
+            raise SafetensorsError(f"{self.path} is not an ordinary file")
         size = facts.st_size
         with self.path.open("rb") as file:
             length_bytes = file.read(8)
             if length_bytes[:2] == b"PK":
                 raise SafetensorsError(
-                    f"{self.path} is no safetensors file but one of torch.save, which is not read by shards: "
+                    f"{self.path} is not a safetensors file but one of torch.save, which is not read by shards: "
                     "convert it once with safetensors.torch.save_file(torch.load(path, mmap=True), …)"
                 )
             length = struct.unpack("<Q", length_bytes)[0] if len(length_bytes) == 8 else -1
             if not 2 <= length <= min(_HEADER_LIMIT, size - 8):
-                raise SafetensorsError(f"{self.path} is no safetensors file: its first 8 bytes give a header of {length} bytes")
+                raise SafetensorsError(
+                    f"{self.path} is not a safetensors file: its first 8 bytes give a header of {length} bytes"
+                )
             header = file.read(length)
         try:
             described: dict[str, Any] = dict(json.loads(header))
         except (ValueError, TypeError, RecursionError) as error:
-            raise SafetensorsError(f"{self.path} is no safetensors file: its header is no JSON object ({error})") from error
+            raise SafetensorsError(f"{self.path} is not a safetensors file: its header is not a JSON object ({error})") from error
         self.metadata: dict[str, str] = described.pop("__metadata__", {})
         if not isinstance(self.metadata, dict):
-            raise SafetensorsError(f"{self.path} is no safetensors file: its __metadata__ is no JSON object")
+            raise SafetensorsError(f"{self.path} is not a safetensors file: its __metadata__ is not a JSON object")
         self._tensors = {name: self._entry(name, entry, 8 + length, size) for name, entry in described.items()}
         self._check_apart()
 

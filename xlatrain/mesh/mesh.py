@@ -109,7 +109,7 @@ def _fill(names: Sequence[str], sizes: list[int], n_devices: int) -> list[int]:
     """Replace a single -1 by the number of devices that are left, and check the product."""
     asked = dict(zip(names, sizes, strict=True))
     if any(not isinstance(size, int) or isinstance(size, bool) or size == 0 or size < -1 for size in sizes):
-        raise ValueError(f"mesh axes {asked}: sizes must be positive whole numbers, or -1 for what is left")
+        raise ValueError(f"mesh axes {asked}: sizes must be positive whole numbers, or -1 for the remaining devices")
     if sizes.count(-1) > 1:
         raise ValueError(f"mesh axes {asked}: at most one size may be -1")
     known = math.prod(size for size in sizes if size != -1)
@@ -117,7 +117,7 @@ def _fill(names: Sequence[str], sizes: list[int], n_devices: int) -> list[int]:
     if math.prod(sizes) != n_devices:
         raise ValueError(
             f"mesh axes {asked} need {math.prod(sizes)} devices, but there are {n_devices}; change the sizes, "
-            "or let one be -1 (what is left)"
+            "or let one be -1 (the remaining devices)"
         )
     return sizes
 

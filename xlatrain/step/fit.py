@@ -182,8 +182,8 @@ class _Run:
         RuntimeError: there is none.
         """
         raise RuntimeError(
-            f"{self.kind.__name__}.trainer: xlatrain.fit has no Trainer. Give the module what it needs to know (the number of "
-            "steps, say) in __init__, or use torch_compat.Trainer"
+            f"{self.kind.__name__}.trainer: xlatrain.fit has no Trainer. Pass values such as the number of steps to the module's "
+            "__init__, or use torch_compat.Trainer"
         )
 
     def begin(self, seed: int, *, resume: bool) -> None:

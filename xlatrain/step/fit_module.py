@@ -30,8 +30,9 @@ def module_shapes(make_module: Callable[[nnx.Rngs], JaxModule]) -> Any:
     """
     if isinstance(make_module, nnx.Module):
         raise TypeError(
-            f"xlatrain.fit: make_module is a {type(make_module).__name__}; expected what makes one, of nnx.Rngs, so that its "
-            f"parameters are born on their shards: {type(make_module).__name__}, or lambda rngs: {type(make_module).__name__}(…)"
+            f"xlatrain.fit: make_module is a {type(make_module).__name__}; expected a function of nnx.Rngs that makes one, so "
+            f"that its parameters are born on their shards: pass {type(make_module).__name__}, or lambda rngs: "
+            f"{type(make_module).__name__}(…)"
         )
     module = nnx.eval_shape(lambda: make_module(nnx.Rngs(0)))
     kind = type(module)

@@ -134,7 +134,7 @@ def test_a_name_that_is_no_argument() -> None:
             super().__init__()
             self.save_hyperparameters("learning_rate")
 
-    with pytest.raises(KeyError, match=r"'learning_rate' is no argument of `__init__`.*expected one of \['rate'\]"):
+    with pytest.raises(KeyError, match=r"'learning_rate' is not an argument of `__init__`.*expected one of \['rate'\]"):
         Module()
 
 

@@ -181,7 +181,7 @@ class TestLoadFromCheckpoint:
 
     def test_a_file_with_something_else(self, tmp_path: Path) -> None:
         torch.save(torch.zeros(1), tmp_path / "x.ckpt")
-        with pytest.raises(TypeError, match="is no checkpoint: expected a dict, found Tensor"):
+        with pytest.raises(TypeError, match="is not a checkpoint: expected a dict, found Tensor"):
             Module.load_from_checkpoint(tmp_path / "x.ckpt")
 
 

@@ -60,6 +60,6 @@ def test_a_mesh_whose_other_axes_reach_over_processes_is_refused(monkeypatch: py
     layout = BatchLayout.contiguous(1, 0, 1)
     object.__setattr__(layout, "shards_of", ((0,), (0,)))
     with pytest.raises(
-        MisconfigurationException, match="2 processes hold 1 data-parallel replicas, of which 3 would have no whole"
+        MisconfigurationException, match="2 processes hold 1 data-parallel replicas, so 3 processes would hold no whole"
     ):
         prepare_dataloader(loader, 1, layout=layout, broadcast=lambda value: value)

@@ -104,7 +104,7 @@ def test_what_is_not_ours_stays(tmp_path):
     (tmp_path / ".tmp-mine").write_text("mine")
     assert checkpoint.entries(tmp_path) == [] and not checkpoint.is_checkpoint(tmp_path / "stock.ckpt")
     assert checkpoint.verify(tmp_path / "stock.ckpt").intact  # by the archive's own checksums
-    with pytest.raises(checkpoint.ForeignPathError, match="holds what xlatrain did not save"):
+    with pytest.raises(checkpoint.ForeignPathError, match="with files that xlatrain did not save"):
         save(tmp_path / "folder.ckpt", 1.0)
     (tmp_path / "empty.ckpt").touch()
     for name in ("stock.ckpt", "notes.ckpt", "empty.ckpt"):

@@ -52,7 +52,7 @@ def test_a_payload_that_leads_out_is_refused(saved: Path, payload: str) -> None:
     pointer = saved / "CURRENT"
     pointer.write_text(json.dumps({**json.loads(pointer.read_text()), "payload": payload}))
     for use in (checkpoint.open_checkpoint, checkpoint.verify):
-        with pytest.raises(checkpoint.CorruptCheckpointError, match="no payload of xlatrain"):
+        with pytest.raises(checkpoint.CorruptCheckpointError, match="not a payload of xlatrain"):
             use(saved)
     assert checkpoint.DurableCopies(saved.parent).records() == {}
     assert not checkpoint.is_checkpoint(saved)

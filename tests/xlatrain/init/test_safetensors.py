@@ -72,7 +72,7 @@ def test_only_the_rows_asked_for_are_read(stored: Path, tmp_path: Path) -> None:
         (b"abc", "first 8 bytes"),
         (b"\xff" * 20, "first 8 bytes"),
         (b"PK\x03\x04" + b"0" * 20, r"torch.save.*safetensors.torch.save_file"),
-        ((10).to_bytes(8, "little") + b"not json!!" + b"0" * 9, "header is no JSON object"),
+        ((10).to_bytes(8, "little") + b"not json!!" + b"0" * 9, "header is not a JSON object"),
     ],
 )
 def test_what_is_no_safetensors_file_is_said_to_be_none(tmp_path: Path, content: bytes, message: str) -> None:

@@ -69,6 +69,6 @@ class FixedWorld(ClusterEnvironment):
             found = "not found" if name not in os.environ else f"is {value!r}"
             raise MissingVariableError(
                 f"Cannot determine {what.replace('_', ' ')}. Environment variable `{name}` {found}. Start the processes with"
-                f" {self.launcher}, or leave {type(self).__name__} out: what started this process is found without it."
+                f" {self.launcher}, or leave {type(self).__name__} out: the launcher of this process is found without it."
             )
         return int(value)

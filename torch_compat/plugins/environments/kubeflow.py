@@ -25,7 +25,7 @@ class KubeflowEnvironment(FixedWorld):
 
     @staticmethod
     def detect() -> bool:
-        raise NotImplementedError("KubeflowEnvironment cannot be told from others by its variables: pass it in plugins=[…]")
+        raise NotImplementedError("KubeflowEnvironment cannot be recognised by its variables: pass it in plugins=[…]")
 
     def local_rank(self) -> int:
         return 0

@@ -60,7 +60,7 @@ class MeshCheckpointIO(TorchCheckpointIO):
         if "://" not in str(path) and not os.path.exists(path):
             raise FileNotFoundError(
                 f"Checkpoint file not found: {path} (ckpt_path is a path, or one of 'best', 'last', 'hpc', 'auto'); `xlatrain "
-                f"ckpt ls {os.path.dirname(path) or '.'}` lists what is beside it"
+                f"ckpt ls {os.path.dirname(path) or '.'}` lists its neighbours"
             )
         if map_location is not None or not sharded.is_checkpoint(path):
             return read_checkpoint(path, map_location=map_location, weights_only=weights_only)
@@ -80,7 +80,7 @@ class MeshCheckpointIO(TorchCheckpointIO):
         elif sharded.is_checkpoint_directory(path):
             sharded.remove(path)
         elif isinstance(path, Path) and path.exists():
-            raise MisconfigurationException(f"{path} is no checkpoint; it was not deleted")
+            raise MisconfigurationException(f"{path} is not a checkpoint; it was not deleted")
 
     def teardown(self) -> None:
         if self.pending is not None:

@@ -321,7 +321,7 @@ def _with_line(error: Exception) -> Exception:
     where = user_line(frames) or "the step"
     said = str(error).partition(" If you're using torch.compile")[0].rstrip(".")  # torch's advice to writers of kernels
     made = CaptureError(
-        f"{where}\n  cannot be captured: what stands for a value of the running step reached code that wants the value "
+        f"{where}\n  cannot be captured: a stand-in for a value of the running step reached code that wants the value "
         f"itself ({type(error).__name__}: {said}).\n  Fix: compute it with tensors, or in a hook outside the step"
         f"{_OF_A_COPY if any(frame.name == 'deepcopy' for frame in frames) else ''}."
     )

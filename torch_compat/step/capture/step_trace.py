@@ -89,8 +89,8 @@ class StepTrace:
                 return ValueSlot("values", index, grad=grad)
             if holds_traced(leaf, _NUMBERS):
                 raise CaptureError(
-                    f"the step returns, stores or gives to a call a {type(leaf).__qualname__} with a number in it that is "
-                    "another one for each batch (a counter, a value of a tensor), which a compiled step would make only once. "
+                    f"the step returns, stores or gives to a call a {type(leaf).__qualname__} with a number in it that "
+                    "differs for each batch (a counter, a value of a tensor), which a compiled step would make only once. "
                     "Take a list, tuple or dict instead"
                 )
             return leaf

@@ -42,8 +42,8 @@ class WatchedBackward:
         if self._hooks.on_sums and accumulate > 1:
             raise CaptureError(
                 f"the parameter {self._hooks.on_sums[0]!r} has a hook of register_post_accumulate_grad_hook, or one on the node "
-                f"that adds to its gradient, which with accumulate_grad_batches={accumulate} sees gradients of several batches "
-                "added up: a compiled step has those of its own batch only.\n"
+                f"that adds to its gradient, which with accumulate_grad_batches={accumulate} sees the sum of several batches' "
+                "gradients: a compiled step has those of its own batch only.\n"
                 "  Fix: register_hook, which sees the batch's own gradient, or on_before_optimizer_step."
             )
 

@@ -158,9 +158,9 @@ def share_rows(kept: Collection[str], roots: Mapping[str, Any], stage: RunningSt
     concerned = _CONCERNED[RunningStage.TRAINING if stage is None else stage].intersection(kept)
     if concerned:
         raise MisconfigurationException(
-            f"{reason}\nOn several processes it is too late to go on eagerly: {' and '.join(sorted(concerned))} has compiled "
-            "batches of this epoch behind it, of which lists, attributes or hooks have this process's rows, while eager steps "
-            "give the whole batch. Set XLATRAIN_EXECUTOR=eager, so that the run is eager from its beginning, or make the step "
+            f"{reason}\nOn several processes it is too late to go on eagerly: {' and '.join(sorted(concerned))} has run "
+            "compiled batches in this epoch. Lists, attributes or hooks have this process's rows of them, but eager steps give "
+            "the whole batch. Set XLATRAIN_EXECUTOR=eager, so that the run is eager from its beginning, or make the step "
             "compilable"
         )
     seen: set[int] = set()

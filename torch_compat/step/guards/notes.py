@@ -85,7 +85,7 @@ class Notes:
             if isinstance(error, CaptureError):
                 raise
             raise CaptureError(
-                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: what it reads of a "
+                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: its reads of a "
                 f"{type(args[0]).__qualname__} could not be followed ({type(error).__name__}: {error}).\n  Fix: read it in a "
                 "hook such as on_train_batch_start, and keep it as an attribute of the module."
             ) from error

@@ -253,9 +253,9 @@ class _Followed:
     def count_state(self, step: str, *, same: bool) -> None:
         if not same and self._late is not None:
             error = ChangedSurroundingsError(
-                f"{step} reads {self._late.text}, with {self._late.size:,} entries, of which some were changed in place during "
-                f"the last {self._late.every:,} steps: so many entries are not compared before each step, and some of these "
-                "steps may have run with the old ones. Change a small list or dict, or assign a new one, which is seen at once. "
+                f"{step} reads {self._late.text}. Some of its {self._late.size:,} entries were changed in place during the last "
+                f"{self._late.every:,} steps. So many entries are not compared before each step: some of these steps may have "
+                "run with the old ones. Change a small list or dict, or assign a new one, which is seen at once. "
                 f"{_ADVICE}"
             )
             error.recoverable = False
@@ -279,7 +279,7 @@ class _Followed:
             self.outgrow()
             rank_zero_warn(
                 f"{step} reads {enough[0].text} of an installed package, which has changed {_ENOUGH} times without an effect on "
-                "the step. It is not looked at any longer: should the step depend on it, keep what it reads as an attribute of "
+                "the step. It is no longer compared. If the step depends on it, keep the value as an attribute of "
                 "the module (self.…), or run eagerly (XLATRAIN_EXECUTOR=eager)"
             )
 

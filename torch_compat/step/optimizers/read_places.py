@@ -113,7 +113,7 @@ class ReadPlaces:
             code = getattr(getattr(inner, "__func__", inner), "__code__", None)
             if code is None or is_generated(code.co_filename) or inner in observation.instrumented.without_source:
                 raise UnsupportedOptimizerError(
-                    f"{self._step} has no source, by which it could be known what it reads: put the class into a file, or run "
+                    f"{self._step} has no source, so its reads cannot be found: put the class into a file, or run "
                     "with XLATRAIN_EXECUTOR=eager"
                 )
             return found

@@ -75,7 +75,7 @@ class StrategyHooks:
         if len(set(everywhere)) > 1:
             raise MisconfigurationException(
                 f"{type(self._run.strategy).__name__}.update_global_step must return the same number on every process, but "
-                f"it returned {everywhere}; reduce what it counts over processes"
+                f"it returned {everywhere}; reduce its count over processes"
             )
         progress.global_step = counted
 

@@ -139,8 +139,8 @@ def _parts_of_batch(layout: BatchLayout) -> int:
     most = int(os.environ.get(ELASTIC) or layout.processes)
     if layout.count * most % layout.processes:
         raise MisconfigurationException(
-            f"--elastic: {layout.processes} processes hold {layout.count} data-parallel replicas, of which {most} would have "
-            "no whole number: let the axes of the mesh that split no batch (tensor, context, stage) stay within a process"
+            f"--elastic: {layout.processes} processes hold {layout.count} data-parallel replicas, so {most} processes "
+            "would hold no whole number of them: keep axes that split no batch (tensor, context, stage) within a process"
         )
     return layout.count * most // layout.processes
 

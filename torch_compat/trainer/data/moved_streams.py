@@ -61,7 +61,7 @@ def state_here(saved: Any, owner: Any, *, name: str, kind: str, between: bool) -
         return states[0]
     raise MisconfigurationException(
         f"{name}: the checkpoint has the state of `{kind}` on {len(states)} processes, and this run has {here.process_count}: "
-        f"{reason}. Resume on {len(states)} processes; or give what has the `state_dict()` a method "
+        f"{reason}. Resume on {len(states)} processes; or give the object with that `state_dict()` a method "
         f"`{RESHARD}(states, process_index, process_count)` that returns this process's; or use a map-style dataset or a "
         "grain.MapDataset of batches, whose order does not depend on the processes"
     )

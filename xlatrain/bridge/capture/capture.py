@@ -465,8 +465,8 @@ def _named_failures() -> Iterator[None]:
                 raise CaptureError(f"{where or 'the step'}\n  cannot be captured: {reason} ({error}).\n  Fix: {fix}.") from error
         if "SparseTensorImpl" in str(error):
             raise CaptureError(
-                f"{where or 'the step'}\n  cannot be captured: it makes a sparse tensor, which XLA does not have, as the "
-                f"gradient of an nn.Embedding with sparse=True is one ({error}).\n  Fix: use dense tensors, sparse=False."
+                f"{where or 'the step'}\n  cannot be captured: it makes a sparse tensor, and XLA has none: "
+                f"the gradient of an nn.Embedding with sparse=True is one ({error}).\n  Fix: use dense tensors, sparse=False."
             ) from error
         if "is not allocated" in str(error) or ".numpy()" in str(error):
             raise CaptureError(

@@ -246,7 +246,7 @@ class _Search:
             elif type(one) in _REAL:
                 constants[number] = one
             else:
-                raise UnknownValueError("it depends on what is only known while the step runs")
+                raise UnknownValueError("it depends on values that are known only while the step runs")
         writer = _Writer(list(inputs), constants, copied=any(op.facts.mutable for op in self._ops))
         for op in reversed(self._ops):
             writer.add(op)

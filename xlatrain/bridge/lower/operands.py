@@ -136,7 +136,7 @@ def fit_integer(value: int, dtype: np.dtype) -> int:
     if dtype.itemsize < 4 or (dtype.kind == "u" and -(2 ** (8 * dtype.itemsize - 1)) <= value < 0):
         return int(np.asarray(value & ((1 << (8 * dtype.itemsize)) - 1), np.uint64).astype(dtype))
     raise LoweringError(
-        f"the integer {value} does not fit {dtype}, in which XLA computes torch's int64; expected a value in "
+        f"the integer {value} does not fit {dtype}: XLA computes torch's int64 as {dtype}; expected a value in "
         f"[{info.min}, {info.max}]. Enable 64-bit (Trainer(precision='64-true') or JAX_ENABLE_X64=1), or use a smaller number"
     )
 

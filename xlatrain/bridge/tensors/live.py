@@ -341,9 +341,8 @@ class LazyTensor(torch.Tensor):
             return self
         if is_capturing():
             error = CaptureError(
-                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: the step computes with a "
-                "tensor that an "
-                "earlier step stored, whose value is not a part of the compiled step's state.\n  Fix: keep it in a buffer "
+                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: the step computes with a tensor "
+                "that an earlier step stored, and its value is no part of the compiled step's state.\n  Fix: keep it in a buffer "
                 "(self.register_buffer(...), then self.name.copy_(...) or self.name = ... in the step)."
             )
             error.stored = self

@@ -104,7 +104,7 @@ def answer_roll(address: str, process: int, count: int, timeout: float) -> tuple
         except OSError as error:  # process 0 was started again, or the port was somebody else's a moment ago
             wire.close()
             if time.monotonic() > deadline:
-                raise JoinError(f"what listens at {address} does not answer process {process}: {error}") from error
+                raise JoinError(f"the program that listens at {address} does not answer process {process}: {error}") from error
             time.sleep(_RETRY_S)
     if "refused" in reply:
         wire.close()
@@ -281,8 +281,8 @@ def _challenge(wire: Wire, address: str) -> str:
     wire.socket.settimeout(5.0)
     if len(messages) != 1 or not isinstance(messages[0].get("challenge"), str):
         raise JoinError(
-            f"what listens at {address} is no process 0 of this run: it does not ask for the proof of {SECRET}. Is it set there, "
-            "or does another run listen at that port?"
+            f"the program that listens at {address} is not process 0 of this run: it does not ask for the proof of {SECRET}. Is "
+            "it set there, or does another run listen at that port?"
         )
     return messages[0]["challenge"]
 
@@ -295,7 +295,7 @@ def _reply(wire: Wire, deadline: float, address: str) -> Message:
             messages = wire.receive()
         except NotOurs as error:
             raise JoinError(
-                f"what listens at {address} is no process 0 that calls the roll: {error}. Is another run's there, is "
+                f"the program that listens at {address} is no process 0 that calls the roll: {error}. Is it another run's, is "
                 f"XLATRAIN_WATCH=0 set on process 0 alone, or is {SECRET} not the same there?"
             ) from error
         except TimeoutError as error:

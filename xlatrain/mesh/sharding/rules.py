@@ -228,7 +228,7 @@ def pairs_of(argument: str, pairs: Any) -> tuple[tuple[str, Any], ...]:
     pairs = list(pairs.items()) if isinstance(pairs, Mapping) else list(pairs)
     for pair in pairs:
         if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)):
-            raise ValueError(f"{argument}: {pair!r} is no pair of a glob and what it says; expected [('*.weight', …)] or a dict")
+            raise ValueError(f"{argument}: {pair!r} is not a pair of a glob and its value; expected [('*.weight', …)] or a dict")
     return tuple((pattern, value) for pattern, value in pairs)
 
 

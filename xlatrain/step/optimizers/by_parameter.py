@@ -56,14 +56,15 @@ class ByParameter:
             jax.eval_shape(lambda grads, state, params: self.transformation.update(grads, state, params), named, state, named)
         except Exception as error:  # it is the user's code
             raise ValueError(
-                "the optax transformation cannot update parameters by their gradients alone, and what needs more, as the loss "
-                f"(`value=…`), is for a loop of your own: {type(error).__name__}: {error}"
+                "the optax transformation cannot update parameters by their gradients alone. One that needs more, such as the "
+                f"loss (`value=…`), needs a loop of your own: {type(error).__name__}: {error}"
             ) from error
         for owner, text, leaf in _leaves(state, named):
             if owner is None and (leaf.size > _MAX_SHARED or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)):
                 raise ValueError(
                     f"the optax transformation keeps {text!r}, {leaf.dtype}{list(leaf.shape)}, for all parameters together: it "
-                    "has no place in a state by parameter. Leave out what joins parameters (optax.flatten) or draws (add_noise)"
+                    "has no place in a state by parameter. Leave out parts that join parameters (optax.flatten) or draw "
+                    "(add_noise)"
                 )
 
     def injected(self, params: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, float]:

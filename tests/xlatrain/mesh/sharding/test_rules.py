@@ -75,7 +75,7 @@ def test_a_dim_that_does_not_divide(mesh: Mesh) -> None:
         (lambda: ShardingRules(min_size=-1), "min_size=-1; expected a number of elements, 0 or more"),
         (lambda: ShardingRules(min_size="1k"), "expected a number of elements"),  # pyright: ignore[reportArgumentType]
         (lambda: make_mesh({"data": "2"}), r"mesh axes {'data': '2'}: sizes must be positive whole numbers"),  # pyright: ignore[reportArgumentType]
-        (lambda: pairs_of("rules", ("*.weight", P("fsdp"))), r"rules: '\*.weight' is no pair"),
+        (lambda: pairs_of("rules", ("*.weight", P("fsdp"))), r"rules: '\*.weight' is not a pair"),
         (lambda: ShardingRules(indivisible="pad"), "expected 'error' or 'replicate'"),  # pyright: ignore[reportArgumentType]
     ],
 )

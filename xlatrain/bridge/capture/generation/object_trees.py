@@ -77,7 +77,7 @@ def _copied(tree: Any, children: dict[Any, Any], rebuild: Callable[[Any], Any]) 
     if type(tree) in (list, tuple):
         return type(tree)(rebuild(child) for child in tree)
     if isinstance(tree, list | tuple):
-        raise TypeError(f"a {type(tree).__name__} is no list of the library's")
+        raise TypeError(f"a {type(tree).__name__} is not a list of the library's")
     copy = object.__new__(type(tree))
     vars(copy).update({key: rebuild(child) for key, child in children.items()})
     return copy

@@ -184,4 +184,4 @@ def _layer_norm_backward(call: BoundedCall) -> Any:
 
 def _refuse_normalized(call: BoundedCall, place: int) -> None:
     if any(call.dims(call.operand(place))[-len(call.argument("normalized_shape")) :]):
-        raise call.refuse("it normalizes over what changes")
+        raise call.refuse("it normalizes over a dim whose size changes")

@@ -41,7 +41,7 @@ def randint(size: Sequence[int], low: int, high: int, dtype: torch.dtype, index:
     limits = np.iinfo(drawn)
     if low < limits.min or high - 1 > limits.max:
         raise ValueError(
-            f"random integers from [{low}, {high}) do not fit {drawn}, in which XLA computes torch's int64 here; "
+            f"random integers from [{low}, {high}) do not fit {drawn}: XLA computes torch's int64 as {drawn} here; "
             "draw from a smaller range, or enable 64-bit types (jax_enable_x64)"
         )
     key, shape = draw_key(index), tuple(size)
