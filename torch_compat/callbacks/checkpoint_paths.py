@@ -14,6 +14,7 @@ from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.checkpoint_name import format_name
 from torch_compat.utilities.cloud_io import is_local_path
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.checkpoint import claims
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -46,7 +47,8 @@ class CheckpointPaths(Checkpoint):
         return os.path.join(root, str(logger.name), version, "checkpoints")
 
     def _warn_if_not_empty(self, dirpath: str) -> None:
-        if self.save_top_k != 0 and self._fs.isdir(dirpath) and self._fs.ls(dirpath):
+        found = self._fs.ls(dirpath, detail=False) if self.save_top_k != 0 and self._fs.isdir(dirpath) else []
+        if any(os.path.basename(path) != claims.NAME for path in found):
             rank_zero_warn(f"Checkpoint directory {dirpath} exists and is not empty.")
 
     def _warn_if_not_writable(self, dirpath: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.callback import Callback
+from torch_compat.callbacks.overridden import is_overridden
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
 
@@ -57,8 +58,8 @@ class GradientAccumulationScheduler(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not pl_module.automatic_optimization:
             raise RuntimeError(
-                "GradientAccumulationScheduler does not work with manual optimization, where the module steps when it wants to:"
-                " remove the callback, or set `self.automatic_optimization = True`."
+                "Automatic gradient accumulation and the `GradientAccumulationScheduler` is not supported for manual "
+                "optimization, where the module steps when it wants to: remove the callback, or set `automatic_optimization`."
             )
         if trainer.accumulate_grad_batches != 1:
             raise ValueError(
@@ -73,11 +74,10 @@ class GradientAccumulationScheduler(Callback):
 
 
 def _warn_of_overridden_steps(pl_module: LightningModule) -> None:
-    from torch_compat.core.module import LightningModule
-
-    for name in ("optimizer_step", "optimizer_zero_grad"):
-        if getattr(type(pl_module), name) is not getattr(LightningModule, name):
-            rank_zero_warn(
-                f"`{type(pl_module).__name__}.{name}` is called once per optimizer step, not for every batch, where"
-                " GradientAccumulationScheduler accumulates."
-            )
+    names = [name for name in ("optimizer_step", "optimizer_zero_grad") if is_overridden(name, pl_module)]
+    if names:
+        rank_zero_warn(
+            "When using `Trainer(accumulate_grad_batches != 1)` and overriding `LightningModule.optimizer_{step,zero_grad}`, the "
+            f"hooks are called once for each optimizer step, not for every batch: here {' and '.join(names)} of "
+            f"{type(pl_module).__name__}."
+        )

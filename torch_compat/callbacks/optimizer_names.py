@@ -76,7 +76,8 @@ def _group_names(optimizer: Optimizer, base: str) -> list[str]:
     duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
     if duplicates:
         raise MisconfigurationException(
-            f"LearningRateMonitor: the parameter groups of {base} need different names, found {duplicates} more than once."
+            f"A single `Optimizer` cannot have multiple parameter groups of one `name`: {base} has duplicated parameter group "
+            f"names {set(duplicates)}"
         )
     if len(groups) == 1 and not groups[0].get("name"):
         return [base]

@@ -28,7 +28,9 @@ def export_onnx(module: LightningModule, file_path: Any, input_sample: Any, **kw
         _need("onnxscript", "`LightningModule.to_onnx(dynamo=True)` requires `onnxscript` to be installed.")
     elif file_path is None:
         raise ValueError("`to_onnx(file_path=None)` returns the program only with `dynamo=True`; give a path or a buffer.")
-    sample = _sample(module, input_sample, "Could not export to ONNX", "input_sample")
+    sample = _sample(
+        module, input_sample, "Could not export to ONNX since neither `input_sample` nor `model.example_input_array` is set."
+    )
     if not isinstance(sample, tuple):
         sample = (sample,)
     target = str(file_path) if isinstance(file_path, Path) else file_path
@@ -51,7 +53,8 @@ def export_torchscript(module: LightningModule, file_path: Any, method: str | No
     if method not in ("script", "trace"):
         raise ValueError(f"The 'method' parameter only supports 'script' or 'trace', but value given was: {method}")
     if method == "trace":
-        example_inputs = _sample(module, example_inputs, "Choosing method=`trace`", "example_inputs")
+        needed = "Choosing method=`trace` requires either `example_inputs` or `model.example_input_array` to be defined."
+        example_inputs = _sample(module, example_inputs, needed)
     with _eval_mode(module), _scripting(module):
         if method == "script":
             compiled = torch.jit.script(module, **kwargs)
@@ -67,11 +70,11 @@ def _need(package: str, message: str) -> None:
         raise ModuleNotFoundError(message, name=package)
 
 
-def _sample(module: LightningModule, given: Any, what: str, argument: str) -> Any:
+def _sample(module: LightningModule, given: Any, refusal: str) -> Any:
     """The given input or the module's example, after the batch hooks, on the module's device."""
     sample = module.example_input_array if given is None else given
     if sample is None:
-        raise ValueError(f"{what} needs an input: neither `{argument}` nor `model.example_input_array` is set.")
+        raise ValueError(refusal)
     return module._apply_batch_transfer_handler(module._on_before_batch_transfer(sample))
 
 

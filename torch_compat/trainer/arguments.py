@@ -12,7 +12,7 @@ import torch
 
 from torch_compat.utilities.durations import to_timedelta
 from torch_compat.utilities.exceptions import ArgumentTypeError, ArgumentValueError, MisconfigurationException
-from torch_compat.utilities.rank_zero import rank_zero_info
+from torch_compat.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 
 @dataclass
@@ -52,7 +52,7 @@ def check(given: Mapping[str, Any]) -> Options:
     _check_kinds(given)
     _check_clipping(given["gradient_clip_val"], given["gradient_clip_algorithm"])
     _check_counts(given)
-    _set_determinism(given["deterministic"])
+    _set_determinism(given["deterministic"], given["benchmark"])
     values = {name: given[name] for name in Options.__annotations__ if name in given}
     values["max_time"] = (
         None
@@ -155,9 +155,14 @@ def _check_counts(given: Mapping[str, Any]) -> None:
         raise MisconfigurationException(f"`log_every_n_steps` should be an int >= 0, got {log_every!r}")
 
 
-def _set_determinism(deterministic: Any) -> None:
+def _set_determinism(deterministic: Any, benchmark: Any) -> None:
     if deterministic not in (None, True, False, "warn"):
         raise MisconfigurationException(f"`deterministic` should be True, False or 'warn', got {deterministic!r}")
+    if deterministic and benchmark:
+        rank_zero_warn(
+            "You passed `deterministic=True` and `benchmark=True`. Note that cuDNN's choice of the fastest algorithm, which "
+            "`benchmark` asks of an eager run on a GPU, is not the same each time."
+        )
     if deterministic is not None:
         torch.use_deterministic_algorithms(bool(deterministic), warn_only=deterministic == "warn")
 

@@ -198,6 +198,8 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
     assert fn is not None
     _refuse_iterators(module)
     if fn == "predict":
+        if module.predict_step is None:
+            raise MisconfigurationException("`predict_step` cannot be None to run `Trainer.predict`: leave it out for `forward`.")
         if not call.is_overridden("predict_step", module) and not call.is_overridden("forward", module):
             raise MisconfigurationException("`Trainer.predict` requires `forward` method to run, or a `predict_step`.")
         _need_loader(trainer, "predict")

@@ -16,7 +16,7 @@ def epoch_limits(
     if max_epochs is None:
         if max_steps == -1 and not any(isinstance(one, Timer) for one in trainer.callbacks):
             rank_zero_warn(
-                "`max_epochs` was not set. Setting it to 1000; `max_epochs=-1` trains without end.",
+                "`max_epochs` was not set. Setting it to 1000 epochs. `max_epochs=-1` trains without end.",
                 category=PossibleUserWarning,
             )
             max_epochs = 1000

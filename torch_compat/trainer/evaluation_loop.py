@@ -124,11 +124,7 @@ class EvaluationLoop(Loop):
             self.source.loaded_at_epoch = trainer.current_epoch
         if fresh:  # loaded again: stock counts anew
             self.step_counts.clear()
-        limits = self.source.limit(self.limit)
-        self._max_batches_in[self._in_training] = limits
-        for index, limit in enumerate(limits):
-            if limit == 0:
-                self.source.warn_of_no_batches(index)
+        self._max_batches_in[self._in_training] = self.source.limit(self.limit)
 
     def run(self) -> list[dict[str, torch.Tensor]]:
         """Run a pass; returns what was logged per epoch, a dict for each loader that had a batch before it or of its own."""

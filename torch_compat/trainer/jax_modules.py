@@ -11,6 +11,7 @@ import numpy as np
 
 from torch_compat.callbacks import BackboneFinetuning, StochasticWeightAveraging
 from torch_compat.callbacks.finetuning import BaseFinetuning
+from torch_compat.callbacks.pruning import ModelPruning
 from torch_compat.core.module import LightningModule
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
@@ -24,6 +25,7 @@ EIGHT_BITS = ("int8-mixed", "float8-mixed", "transformer-engine")
 REFUSED_CALLBACKS: dict[type, str] = {
     BackboneFinetuning: "it freezes torch modules; use optax.multi_transform with optax.set_to_zero()",
     BaseFinetuning: "it freezes torch modules; use optax.multi_transform with optax.set_to_zero()",
+    ModelPruning: "torch.nn.utils.prune knows torch modules only; multiply by a mask that is an nnx variable",
     StochasticWeightAveraging: (
         "it computes the statistics of torch's batch norm layers anew, and knows none of nnx; use WeightAveraging or "
         "EMAWeightAveraging, with a schedule in the optax transformation"

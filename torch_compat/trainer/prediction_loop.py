@@ -59,10 +59,10 @@ class PredictionLoop(Loop):
         self.source.load()
         self.max_batches = self.source.limit(self._trainer.limit_predict_batches)
         if not self.source.is_sequential:
-            raise ValueError("predict takes one loader after another; pass a list of loaders, or CombinedLoader(…, 'sequential')")
-        for index, limit in enumerate(self.max_batches):
-            if limit == 0:
-                self.source.warn_of_no_batches(index)
+            raise ValueError(
+                '`trainer.predict()` only supports the `CombinedLoader(mode="sequential")` mode, one loader after another; a '
+                "list of loaders is combined so"
+            )
 
     def set_return_predictions(self, wanted: bool | None) -> None:
         """``return_predictions`` of ``Trainer.predict``: True unless a run's results go elsewhere."""

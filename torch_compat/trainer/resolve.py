@@ -85,6 +85,9 @@ def resolve(
     hardware, platform = _hardware(accelerator, hub)
     made = _strategy(chosen)
     if made is not None:
+        own = None if made.has_devices else made.accelerator  # else that of the Trainer before
+        if own is not None and accelerator not in ("auto", None, own, hub):
+            _twice(made, accelerator, "accelerator")
         _attach(made, given, hardware)
     environment = getattr(made, "cluster_environment", None) or given.cluster_environment
     if made is not None and made.launcher is not None:
@@ -255,8 +258,6 @@ def _attach(strategy: Strategy, given: Plugins, hardware: Accelerator | None) ->
                 "ParallelStrategy, which alone has a cluster environment"
             )
     if hardware is not None:
-        if strategy.accelerator not in (None, hardware):
-            _twice(strategy, hardware, "accelerator")
         strategy.accelerator = hardware
     strategy.layer_sync = given.layer_sync or strategy.layer_sync
 
@@ -265,12 +266,14 @@ def _twice(strategy: Strategy, plugin: Any, argument: str) -> None:
     place = "accelerator flag" if argument == "accelerator" else "plugins"
     raise ArgumentValueError(
         f"{argument} set through both strategy class and {place}, choose one: {type(strategy).__name__} has its own, and the "
-        f"Trainer was given {type(plugin).__name__}"
+        f"Trainer was given {plugin if isinstance(plugin, str) else type(plugin).__name__}"
     )
 
 
 def _precision(strategy: Strategy, given: Plugins, precision: Any, platform: str) -> Precision:
     plugin = given.precision
+    if plugin is not None and strategy._precision_plugin not in (None, plugin):
+        _twice(strategy, plugin, "precision")
     if plugin is not None and precision is not None:
         raise ArgumentValueError(
             f"Received both `precision={precision}` and `plugins={plugin}`. Choose one: each of them sets the precision"

@@ -63,7 +63,7 @@ def _seed_from_environment(verbose: bool) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"Invalid seed in the environment: {SEED_VARIABLE}={text!r}; expected an integer.") from None
+        raise ValueError(f"Invalid seed specified via {SEED_VARIABLE}: {text!r}; expected an integer.") from None
 
 
 def reset_seed() -> None:

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
     LearningRateMonitor,
     ModelCheckpoint,
+    ModelPruning,
     SpikeDetection,
     StochasticWeightAveraging,
     ThroughputMonitor,
@@ -82,6 +83,18 @@ def moving_average_that_warms_up(run: Run) -> None:
         return averaged * decay + current * (1 - decay)
 
     fit_averaged(run, WeightAveraging(avg_fn=warming_up))
+
+
+@case
+def pruned_between_epochs(run: Run) -> None:
+    saved = ModelCheckpoint(run.root / "pruned", save_top_k=-1, filename="{epoch}")
+    pruning = ModelPruning("l1_unstructured", amount=0.3, use_lottery_ticket_hypothesis=False)
+    trainer = run.trainer(callbacks=[pruning, saved], max_epochs=3, enable_checkpointing=True)
+    model = Normalised()
+    run.fit(model, trainer, run.loader(*regression_data()), run.loader(*regression_data(32, 1)))
+    run.note("zeros", [int((one == 0).sum()) for one in model.parameters()])
+    tested = Normalised.load_from_checkpoint(run.root / "pruned" / "epoch=1.ckpt")
+    run.note("saved", tested.state_dict())
 
 
 @case

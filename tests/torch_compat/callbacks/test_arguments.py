@@ -163,7 +163,7 @@ def test_accumulation_schedule() -> None:
 def test_groups_of_one_optimizer_need_different_names() -> None:
     weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
     optimizer = torch.optim.SGD([{"params": [weight], "name": "same"} for weight in weights], lr=0.1)
-    with pytest.raises(MisconfigurationException, match=r"groups of lr-SGD need different names, found \['same'\]"):
+    with pytest.raises(MisconfigurationException, match=r"lr-SGD has duplicated parameter group names \{'same'\}"):
         name_optimizers([], [optimizer])
 
 

@@ -263,7 +263,7 @@ class TestExport:
     def test_torchscript_errors(self, module: BoringModel) -> None:
         with pytest.raises(ValueError, match="only supports 'script' or 'trace', but value given was: x"):
             module.to_torchscript(method="x")
-        with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="neither `example_inputs` nor"):
+        with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="requires either `example_inputs` or"):
             module.to_torchscript(method="trace")
 
     @pytest.mark.skipif(importlib.util.find_spec("onnx") is not None, reason="about environments without onnx")

@@ -138,7 +138,6 @@ ask_each(
     lr_finder_mode=lambda: cb.LearningRateFinder(mode="sideways"),
     throughput_window=lambda: cb.ThroughputMonitor(lambda batch: 1, window_size=1),
     throughput_function=lambda: cb.ThroughputMonitor(None),
-    pruning_kind=lambda: cb.ModelPruning.__mro__[1],
     callback_repr=lambda: [cb.ModelSummary(3)._max_depth, cb.ModelSummary("x")],
 )
 

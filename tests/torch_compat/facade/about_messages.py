@@ -11,11 +11,14 @@ from answering import ask_each
 from lightning.fabric import Fabric
 from lightning.pytorch import callbacks as cb
 from lightning.pytorch import plugins, strategies
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 from models import Net, data, trainer
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader
 
 
 def fits(*loaders: Any, ckpt_path: Any = None, flags: Any = None, **members: Any) -> None:
@@ -41,6 +44,20 @@ def loads_what_is_missing() -> None:
     fabric = Fabric(accelerator="cpu", devices=1)
     fabric.save("some.ckpt", {"there": 1})
     fabric.load("some.ckpt", {"missing": 1})
+
+
+class Stepped:
+    """A scheduler that is none of torch's."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def takes_two(self: Any, batch: Any, batch_idx: int) -> None: ...
@@ -105,6 +122,38 @@ ask_each(
     ),
     said_part_of_no_length=lambda: fits((row for row in data()), flags={"limit_train_batches": 0.5}),
     said_limit=lambda: trainer(limit_train_batches=1.5),
+    said_part_of_a_batch=lambda: fits(flags={"limit_train_batches": 0.1}),
+    said_part_of_a_batch_of_validation=lambda: fits(data(), data(), flags={"limit_val_batches": 0.1}),
+    said_no_predict_step=lambda: trainer().predict(type("O", (Net,), {"predict_step": None})(), data()),
+    said_order_of_predict=lambda: trainer().predict(Net(), CombinedLoader([data()], "min_size")),
+    said_own_scheduler=lambda: schedules(Stepped),
+    said_scheduler_without_state=lambda: schedules(lambda optimizer: type("S", (), {"step": None, "optimizer": optimizer})()),
+    said_schedule_by_hand=lambda: fits(
+        flags={"callbacks": [cb.GradientAccumulationScheduler({0: 2})]}, automatic_optimization=False
+    ),
+    said_accelerator_twice=lambda: trainer(strategy=strategies.SingleDeviceStrategy(accelerator=CPUAccelerator())),
+    said_precision_of_strategy=lambda: trainer(
+        strategy=strategies.SingleDeviceStrategy(precision_plugin=plugins.DoublePrecision()), plugins=[plugins.HalfPrecision()]
+    ),
+    said_kubeflow=lambda: plugins.environments.KubeflowEnvironment.detect(),
+    said_trace_without_example=lambda: Net().to_torchscript(method="trace"),
+    said_same_names_of_groups=lambda: fits(
+        flags={"callbacks": [cb.LearningRateMonitor()], "logger": CSVLogger(".")},
+        configure_optimizers=lambda self: SGD([{"params": [one], "name": "a"} for one in self.parameters()], 0.1),
+    ),
+    warned_of_no_batches=lambda: fits(DataLoader([])),
+    warned_of_shuffled_validation=lambda: fits(data(), DataLoader(torch.ones(4, 4), shuffle=True)),
+    warned_of_determinism=lambda: trainer(deterministic=True, benchmark=True) and torch.use_deterministic_algorithms(False),
+    warned_of_overridden_steps=lambda: fits(
+        flags={"callbacks": [cb.GradientAccumulationScheduler({0: 2})]},
+        optimizer_step=lambda self, epoch, batch_idx, optimizer, closure=None: optimizer.step(closure),
+    ),
+    two_checkpoints_in_one_folder=lambda: fits(
+        flags={
+            "callbacks": [cb.ModelCheckpoint("saved", filename=name) for name in ("{epoch}", "{step}")],
+            "enable_checkpointing": True,
+        }
+    ),
     said_sequential=lambda: fits(CombinedLoader({"a": data()}, "sequential")),
     fits_no_monitor_of_checkpoint=lambda: fits(
         flags={"callbacks": [cb.ModelCheckpoint(monitor="nope")], "enable_checkpointing": True}

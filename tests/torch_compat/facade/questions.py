@@ -7,6 +7,7 @@ import about_loggers  # noqa: F401
 import about_messages  # noqa: F401
 import about_model_utilities  # noqa: F401
 import about_modules  # noqa: F401
+import about_pruning  # noqa: F401
 import about_runs  # noqa: F401
 import about_stand_ins  # noqa: F401
 import about_trainer  # noqa: F401

@@ -45,7 +45,7 @@ def test_the_environment_gives_the_seed() -> None:
     os.environ["PL_GLOBAL_SEED"] = "7"
     assert seed_everything() == 7
     os.environ["PL_GLOBAL_SEED"] = "seven"
-    with pytest.raises(ValueError, match="PL_GLOBAL_SEED='seven'"):
+    with pytest.raises(ValueError, match="Invalid seed specified via PL_GLOBAL_SEED: 'seven'"):
         seed_everything()
 
 

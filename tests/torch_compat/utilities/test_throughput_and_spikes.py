@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torch_compat.accelerators.throughput import Throughput
-from torch_compat.callbacks import EMAWeightAveraging, ModelPruning, SpikeDetection, StochasticWeightAveraging, WeightAveraging
+from torch_compat.callbacks import EMAWeightAveraging, SpikeDetection, StochasticWeightAveraging, WeightAveraging
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.spike import TrainingSpikeException
 from xlatrain.xla.peak_flops import peak_flops
@@ -104,5 +104,3 @@ def test_wrong_arguments_of_averaging_callbacks_are_named() -> None:
     for rates in (0.0, 1, [0.1, -0.1], [1]):
         with pytest.raises(MisconfigurationException, match="swa_lrs"):
             StochasticWeightAveraging(swa_lrs=rates)
-    with pytest.raises(MisconfigurationException, match=r"ModelPruning is not supported.*register_buffer"):
-        ModelPruning("l1_unstructured")

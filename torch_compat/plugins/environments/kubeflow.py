@@ -25,7 +25,9 @@ class KubeflowEnvironment(FixedWorld):
 
     @staticmethod
     def detect() -> bool:
-        raise NotImplementedError("KubeflowEnvironment cannot be recognised by its variables: pass it in plugins=[…]")
+        raise NotImplementedError(
+            "The Kubeflow environment can't be detected automatically: its variables are others' too. Pass it in plugins=[…]."
+        )
 
     def local_rank(self) -> int:
         return 0

@@ -15,7 +15,7 @@ from torch_compat.step.optimizers.optax_optimizer import OptaxOptimizer, is_tran
 from torch_compat.step.run_context import RunContext
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
-from torch_compat.utilities.types import LRSchedulerConfig
+from torch_compat.utilities.types import LRSchedulerConfig, LRSchedulerTypeTuple, _Stateful
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
@@ -143,8 +143,8 @@ def _config(entry: Any, monitor: str | None, module: LightningModule) -> LRSched
             f"Found unsupported keys in the lr scheduler dict: {extra}. Known keys: {sorted(known)}",
             category=RuntimeWarning,
         )
-    config = LRSchedulerConfig(**{key: value for key, value in entry.items() if key in known})
-    config.reduce_on_plateau = config.reduce_on_plateau or isinstance(config.scheduler, ReduceLROnPlateau)
+    plateau = isinstance(entry["scheduler"], ReduceLROnPlateau)
+    config = LRSchedulerConfig(**{"reduce_on_plateau": plateau} | {key: value for key, value in entry.items() if key in known})
     config.monitor = config.monitor or (monitor if config.reduce_on_plateau else None)
     _check(config, module)
     return config
@@ -181,9 +181,14 @@ def _check(config: LRSchedulerConfig, module: LightningModule) -> None:
             '{"scheduler": scheduler, "interval": "step"}',
             category=RuntimeWarning,
         )
-    steps = callable(getattr(config.scheduler, "step", None)) and callable(getattr(config.scheduler, "state_dict", None))
-    if not steps and not call.is_overridden("lr_scheduler_step", module):
+    name = type(config.scheduler).__name__
+    if not isinstance(config.scheduler, _Stateful):
+        raise TypeError(
+            f"The provided lr scheduler `{name}` is invalid. It should have `state_dict` and `load_state_dict` methods, for "
+            "checkpoints"
+        )
+    if not isinstance(config.scheduler, LRSchedulerTypeTuple) and not call.is_overridden("lr_scheduler_step", module):
         raise MisconfigurationException(
-            f"configure_optimizers returned a scheduler {type(config.scheduler).__name__} that is no torch scheduler; "
-            "give it step() and state_dict(), or override LightningModule.lr_scheduler_step"
+            f"The provided lr scheduler `{name}` doesn't follow PyTorch's LRScheduler API: it is no subclass of "
+            "torch.optim.lr_scheduler.LRScheduler. Override `LightningModule.lr_scheduler_step` with how it steps"
         )

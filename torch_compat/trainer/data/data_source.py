@@ -22,6 +22,7 @@ from torch_compat.utilities.combined_loader import CombinedLoader
 from torch_compat.utilities.data import ITERABLE_WITH_LENGTH, _set_sampler_epoch, has_iterable_dataset, sized_len
 from torch_compat.utilities.exceptions import ArgumentTypeError, MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from torch_compat.utilities.warnings import PossibleUserWarning
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -142,24 +143,30 @@ class DataSource:
         shuffles = isinstance(loader.sampler if inner is None else inner, RandomSampler)
         if shuffles and self.prefix != "train" and not (self.prefix == "val" and self._trainer.overfit_batches > 0):
             rank_zero_warn(
-                f"Your `{self.prefix}_dataloader`'s sampler has shuffling enabled: evaluation then sees its samples in another "
-                "order each time. `shuffle=False` keeps results comparable."
+                f"Your `{self.prefix}_dataloader`'s sampler has shuffling enabled, it is strongly recommended that you turn "
+                "shuffling off (`shuffle=False`): evaluation sees its samples in another order each time.",
+                category=PossibleUserWarning,
             )
 
-    def warn_of_no_batches(self, index: int | None = None) -> None:
-        """Warn that a loader, or all of them together, has no batches."""
-        assert self.combined is not None
-        _warn_of_no_batches(self.combined if index is None else self.combined.flattened[index])
+    def warn_of_no_batches(self) -> None:
+        """Warn that the loaders together have no batches."""
+        _warn_of_no_batches(self.combined)
 
     def limit(self, limit: int | float) -> list[int | float]:
         """Let through what ``limit_*_batches`` says of each loader, and return how many batches that are of each.
+
+        Warns of a loader that has none.
 
         Raises:
             MisconfigurationException: a fraction of a loader without length, or one that leaves no batch.
         """
         assert self.combined is not None
         name = f"limit_{self.prefix}_batches"
-        limits = [limited(length_of(one), limit, name) for one in self.combined.flattened]
+        lengths = [length_of(one) for one in self.combined.flattened]
+        for loader, length in zip(self.combined.flattened, lengths, strict=True):
+            if length == 0:
+                _warn_of_no_batches(loader)
+        limits = [limited(length, limit, name) for length in lengths]
         self.combined.limits = limits
         return limits
 
@@ -273,10 +280,11 @@ def limited(length: int | float, limit: int | float, name: str) -> int | float:
             "of a length that the dataloader does not have"
         )
     count = int(length * limit)
+    prefix = name.removeprefix("limit_").removesuffix("_batches")
     if count == 0 and length > 0:
         raise MisconfigurationException(
-            f"{name}={limit} of {length} batches is less than one batch; set it to at least {1 / length:.4g}, or to a "
-            "number of batches"
+            f"You requested to check {limit} of the `{prefix}_dataloader` but {limit} * {length} < 1: less than one batch. Try "
+            f"at least `{name}={1 / length}`, or a number of batches"
         )
     return count
 
