@@ -29,7 +29,7 @@ class Case(NamedTuple):
     env: dict[str, str] = {}  # noqa: RUF012
 
 
-SOON = {"XLATRAIN_HANG_AFTER": "4"}
+SOON = {"XLATRAIN_HANG_AFTER": "12"}
 CASES = {
     "killed": Case(1, WITHOUT_A_WORD, -signal.SIGKILL),
     "killed, it is process 0": Case(0, WITHOUT_A_WORD, -signal.SIGKILL),
@@ -40,7 +40,7 @@ CASES = {
         1,
         WHO + r"has given no sign of life for \d+ s",
         -signal.SIGKILL,
-        {"XLATRAIN_DEAD_AFTER": "3"},
+        {"XLATRAIN_DEAD_AFTER": "10"},
     ),
     "alone": Case(
         1,

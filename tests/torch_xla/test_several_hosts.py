@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from xlatrain.cluster.launch import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -19,11 +20,8 @@ trainer("torch_xla", 2, num_nodes=2)
 
 @pytest.mark.slow
 def test_processes_that_are_no_world_for_torch_xla_are_named() -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     common = {name: value for name, value in os.environ.items() if name != "XLA_USE_SPMD"}
-    common |= {"CPU_NUM_DEVICES": "2", "XLATRAIN_COORDINATOR": f"localhost:{port}", "XLATRAIN_PROCESSES": "2"}
+    common |= {"CPU_NUM_DEVICES": "2", "XLATRAIN_COORDINATOR": f"localhost:{free_port()}", "XLATRAIN_PROCESSES": "2"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT],
