@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tests.hostile import hangs, tally, two_writers
+from tests.hostile import hangs, losses, tally, two_writers
 from tests.hostile.damage import damages
 from tests.hostile.named_classes import attempts, saboteur
 from tests.hostile.tally import Tally
@@ -76,6 +76,7 @@ DRILLS: dict[str, tuple[Callable[[Path, int, int], Found], int]] = {
     "damages": (damaged_files, 250),
     "killed writers": (killed_writers, 3),
     "hangs": (hangs.drill, 2),
+    "lost processes": (losses.drill, 5),
 }
 """Each drill, and how much of it is one piece."""
 
@@ -86,11 +87,12 @@ def main() -> None:
     parser.add_argument("--damages", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--hangs", type=int, default=len(hangs.hangs()))
+    parser.add_argument("--losses", type=int, default=50, help="of processes and hosts, in elastic runs of eight")
     parser.add_argument("--tally", type=Path, default=Path("build/hostile.json"), help="default: %(default)s")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     asked = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
-    wanted = dict(zip(DRILLS, (asked.files, asked.damages, asked.kills, asked.hangs), strict=True))
+    wanted = dict(zip(DRILLS, (asked.files, asked.damages, asked.kills, asked.hangs, asked.losses), strict=True))
     tallies, end = tally.read(asked.tally), time.monotonic() + 60 * asked.minutes
     for name, (drill, piece) in DRILLS.items():
         so_far = tallies.setdefault(name, Tally())
