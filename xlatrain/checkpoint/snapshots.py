@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xlatrain.checkpoint.agreement import Rendezvous
-from xlatrain.checkpoint.arrays import describe
+from xlatrain.checkpoint.arrays import check_storable
 from xlatrain.checkpoint.errors import CheckpointNotFoundError, CorruptCheckpointError
 from xlatrain.checkpoint.manifest import ArrayMetadata
 from xlatrain.checkpoint.reading import Checkpoint
@@ -70,12 +70,16 @@ class Snapshots:
             arrays: name → global array.
             files: gives the host state; called on process 0.
             step: at which it is.
+
+        Raises:
+            ValueError: an array was deleted, or lives on one of several processes only.
         """
         self.wait()
         began = time.monotonic()
         rendezvous = Rendezvous()
         snapshot = (self._memory.world, next(_numbers))
         try:
+            check_storable(arrays)
             host = dict(files()) if jax.process_index() == 0 else {}
             pieces = list(_pieces(arrays))
         except BaseException as error:
@@ -278,7 +282,6 @@ def _pieces(arrays: Mapping[str, jax.Array]) -> Iterator[tuple[str, Bounds, np.n
     for _, _, shard in own:
         shard.data.copy_to_host_async()
     for name, array, shard in own:
-        describe(name, array)
         if shard.data.size:
             yield name, _bounds(shard.index, array.shape), np.array(shard.data, order="C")
 
