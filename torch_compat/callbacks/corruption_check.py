@@ -119,7 +119,7 @@ class SilentDataCorruptionCheck(Callback):
             why = "" if steps is None else getattr(steps.log, "short_reason", "")
             raise MisconfigurationException(
                 "SilentDataCorruptionCheck compares the state that compiled steps keep on a mesh, but steps run eagerly "
-                f"({why}): leave it out ({VARIABLE} too), or mend that"
+                f"({why}): leave it out ({VARIABLE} too), or make the steps compile"
             )
         return placed
 

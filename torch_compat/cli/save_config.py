@@ -80,7 +80,8 @@ class SaveConfigCallback(Callback):
         exists = trainer.is_global_zero and not self.overwrite and filesystem.isfile(path)
         if trainer.strategy.broadcast(exists):
             raise RuntimeError(
-                f"{type(self).__name__} expected {path} to NOT exist. It says how an earlier run was made. Delete it, replace it"
+                f"{type(self).__name__} expected {path} to NOT exist. It is the configuration of an earlier run. Delete it, "
+                "replace it"
                 ' with `LightningCLI(save_config_kwargs={"overwrite": True})`, or save none with'
                 " `LightningCLI(save_config_callback=None)`."
             )

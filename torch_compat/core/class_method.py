@@ -19,8 +19,8 @@ class _ClassMethodOnly:
         def call(*args: Any, **kwargs: Any) -> Any:
             if instance is not None:
                 raise TypeError(
-                    f"The classmethod `{owner.__name__}.{self.method.__name__}` cannot be called on an instance."
-                    f" It makes another one and leaves this as it is: `model = {owner.__name__}.{self.method.__name__}(...)`."
+                    f"The classmethod `{owner.__name__}.{self.method.__name__}` cannot be called on an instance. It makes "
+                    f"another instance and leaves this one unchanged: `model = {owner.__name__}.{self.method.__name__}(...)`."
                 )
             return self.method(owner, *args, **kwargs)
 

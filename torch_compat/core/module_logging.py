@@ -104,7 +104,7 @@ class LoggingMembers(nn.Module):
         if logger and not trainer.loggers:
             _warnings.warn(
                 f"You called `self.log({name!r}, ..., logger=True)` but have no logger configured: nothing is written."
-                " `Trainer(logger=True)` has one; `self.log(..., logger=False)` says that none is wanted."
+                " `Trainer(logger=True)` has one; `self.log(..., logger=False)` switches logging off for this value."
             )
         options = LogOptions(
             prog_bar=prog_bar,

@@ -84,7 +84,7 @@ class ParallelPlugin(MeshPlugin):
         super().__init__()
         if parallel_devices is not None:
             raise MisconfigurationException(
-                f"{type(self).__name__}(parallel_devices=…): say which devices with Trainer(accelerator=…, devices=…)"
+                f"{type(self).__name__}(parallel_devices=…): choose devices with Trainer(accelerator=…, devices=…)"
             )
         self.cluster_environment = cluster_environment
         self.checkpoint_io = checkpoint_io
@@ -151,7 +151,7 @@ class DDPPlugin(ParallelPlugin):
             model_averaging_period=model_averaging_period,
         )
         if num_nodes not in (None, 1):
-            raise MisconfigurationException(f"{name}(num_nodes={num_nodes}): say it with Trainer(num_nodes={num_nodes})")
+            raise MisconfigurationException(f"{name}(num_nodes={num_nodes}): use Trainer(num_nodes={num_nodes})")
         tell_tuning(name, None, **kwargs)
 
     @classmethod

@@ -251,8 +251,8 @@ def _of_recipe(recipe: Any) -> EightBits:
     if options:
         reason = "scales are of the tensors of this step" if set(options) & set(_OF_EARLIER_STEPS) else "it has no meaning here"
         raise MisconfigurationException(
-            f"TransformerEnginePrecision(recipe=…) with {', '.join(map(repr, options))}: {reason}; leave it out. Understood are "
-            "'fp8_format', 'margin' and 'override_linear_precision'"
+            f"TransformerEnginePrecision(recipe=…) with {', '.join(map(repr, options))}: {reason}; leave it out. The known "
+            "options are 'fp8_format', 'margin' and 'override_linear_precision'"
         )
     if form not in _FORMATS or len(wide) != 3:
         raise MisconfigurationException(

@@ -31,7 +31,7 @@ def make_precision(precision: str | int | None, platform: str) -> Precision:
     if name in ("16", "bf16"):
         rank_zero_warn(
             f"`precision={name}` is supported for historical reasons but its usage is discouraged: it means "
-            f"{_ALIASES[name]}, which says so"
+            f"{_ALIASES[name]}; write that instead"
         )
     name = _ALIASES[name]
     if name == "16-mixed" and platform != "gpu":

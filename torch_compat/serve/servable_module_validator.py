@@ -56,7 +56,7 @@ class ServableModuleValidator(Callback):
         super().__init__()
         if optimization is not None:
             raise NotImplementedError(
-                f"The optimization {optimization} is currently not supported: leave it out, the module is served as it is"
+                f"The optimization {optimization} is currently not supported: leave it out; the module is served unchanged"
             )
         if server != "fastapi":
             raise NotImplementedError(

@@ -90,7 +90,7 @@ class FSDPStrategy(ParallelStrategy):
             raise TypeError(f"{type(self).__name__}() got unexpected arguments {unknown}")
         if activation_checkpointing is not None and activation_checkpointing_policy is not None:
             raise ValueError(
-                f"{type(self).__name__}: activation_checkpointing and activation_checkpointing_policy say the same; give one"
+                f"{type(self).__name__}: activation_checkpointing and activation_checkpointing_policy mean the same; give one"
             )
         self._recomputed = activation_checkpointing_policy if activation_checkpointing is None else activation_checkpointing
         if isinstance(self._recomputed, type):

@@ -64,7 +64,7 @@ class DeviceStrategy(ParallelStrategy):
             devices = int(devices)
         if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
             raise MisconfigurationException(
-                f"{type(self).__name__}: devices={devices!r}; expected a number of devices, 'auto' or -1 (which ones is said by "
+                f"{type(self).__name__}: devices={devices!r}; expected a number of devices, 'auto' or -1 (to choose them, set "
                 "the backend's own environment variables)"
             )
         return devices

@@ -114,7 +114,7 @@ class SingleDeviceXLAStrategy(OneDeviceCollectives, XLAStrategy):
         chosen = torch.device("xla", device) if isinstance(device, int) else torch.device(device)
         if chosen.type != "xla" or chosen.index not in (None, 0):
             raise MisconfigurationException(
-                f"{type(self).__name__}(device={device!r}): expected 0; say which chip with TPU_VISIBLE_CHIPS, before the "
+                f"{type(self).__name__}(device={device!r}): expected 0; choose the chip with TPU_VISIBLE_CHIPS, before the "
                 "program starts"
             )
 

@@ -114,7 +114,7 @@ def _add_progress_bar(callbacks: list[Callback], options: Options) -> None:
     if bars and not options.enable_progress_bar:
         raise MisconfigurationException(
             f"Trainer was configured with `enable_progress_bar=False` but found `{type(bars[0]).__name__}` in callbacks list: "
-            "leave out one of the two."
+            "remove one of them."
         )
     if not bars and options.enable_progress_bar:
         callbacks.append(RichProgressBar())

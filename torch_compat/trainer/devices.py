@@ -115,7 +115,7 @@ def _join(environment: ClusterEnvironment | None, devices: int | list[int] | Non
     if not environment.creates_processes_externally:
         if num_nodes > 1:
             raise MisconfigurationException(
-                f"{owner}(num_nodes={num_nodes}): {type(environment).__name__} says that nobody started the other processes; "
+                f"{owner}(num_nodes={num_nodes}): {type(environment).__name__} does not start the other processes; "
                 "start one on each host (`xlatrain launch`, torchrun, srun), or use strategy='ddp_spawn' on one host"
             )
         distributed.initialize()

@@ -99,13 +99,13 @@ def check_run(trainer: Trainer, module: LightningModule) -> None:
         )
     if trainer.precision in EIGHT_BITS:
         raise MisconfigurationException(
-            f"precision={trainer.precision!r} chooses among linear layers of torch, and {name}, has none: say it in nnx, with "
+            f"precision={trainer.precision!r} chooses among linear layers of torch, and {name}, has none: choose it in nnx, with "
             "qwix.quantize_model(module, qwix.QtProvider([qwix.QtRule(…)]), …) before it is given to the Trainer"
         )
     if trainer.precision not in PRECISIONS:
         raise MisconfigurationException(
-            f"precision={trainer.precision!r} does not work with {name}: expected one of {', '.join(PRECISIONS)}. What is "
-            "mixed is said in nnx: dtype=jnp.bfloat16 computes, param_dtype=jnp.float32 keeps"
+            f"precision={trainer.precision!r} does not work with {name}: expected one of {', '.join(PRECISIONS)}. Choose mixed "
+            "precision in nnx: dtype=jnp.bfloat16 computes, param_dtype=jnp.float32 keeps"
         )
     for option in _OPTIONS:
         if getattr(strategy, option, None) not in (None, "auto", [], ()):

@@ -88,8 +88,8 @@ def begin(trainer: Trainer) -> MemorySnapshots | None:
         return None
     if trainer._fit_number == 0:
         rank_zero_warn(
-            "--memory-steps: nothing is kept in memory, since fit(ckpt_path=…) is obeyed as it stands, also after a loss; leave "
-            "ckpt_path out to go on from what is newest"
+            "--memory-steps: nothing is kept in memory, since fit(ckpt_path=…) is obeyed, also after a loss; leave ckpt_path out "
+            "to continue from the newest state"
         )
         return None
     advice = f"leave --memory-steps out ({VARIABLE})"

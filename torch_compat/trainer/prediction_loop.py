@@ -132,7 +132,7 @@ class PredictionLoop(Loop):
             self._done += 1
             if outcome.result is None:
                 self._none_predicted.warn(
-                    "predict returned None if it was on purpose, ignore this warning: None stands for that batch in the list."
+                    "predict returned None if it was on purpose, ignore this warning: the list has None for that batch."
                 )
             self._keep(index, outcome.result)
             if batch_idx + 1 >= limit:

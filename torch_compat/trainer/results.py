@@ -238,9 +238,9 @@ class Results:
             found = self._metrics[key] = Metric(name, hook, resolved, index, dtypes=dtypes, loader=self.dataloader_idx)
         elif found.loader != self.dataloader_idx:
             raise MisconfigurationException(
-                f"You called `self.log({name}, ...)` twice in `{hook}` with different arguments: without "
-                f"`add_dataloader_idx`, for the dataloaders {found.loader} and {self.dataloader_idx}. Log it under a name of "
-                "each, or leave `add_dataloader_idx` out"
+                f"You called `self.log({name}, ...)` twice in `{hook}` with different arguments: without `add_dataloader_idx`, "
+                f"for the dataloaders {found.loader} and {self.dataloader_idx}. Log it under different names, or leave "
+                "`add_dataloader_idx` out"
             )
         elif _what_must_agree(found.options) != _what_must_agree(resolved):
             raise MisconfigurationException(

@@ -125,7 +125,7 @@ def find(trainer: Trainer, ckpt_path: str | Path | None, *, provided_model: bool
         fn = trainer.state.fn.value if trainer.state.fn is not None else "fit"
         rank_zero_warn(
             f"`.{fn}(ckpt_path=None)` was called without a model. The best checkpoint of the last `fit` is loaded. "
-            f"Say which one is meant: `.{fn}(ckpt_path='best')` or `.{fn}(ckpt_path='last')`."
+            f"To choose, call `.{fn}(ckpt_path='best')` or `.{fn}(ckpt_path='last')`."
         )
     if ckpt_path == "best":
         return _best(trainer)
@@ -260,7 +260,7 @@ def _restore_callbacks(trainer: Trainer, states: Mapping[Any, Any]) -> None:
     if missing := [key for key in states if key not in known]:
         rank_zero_warn(
             "Be aware that when using `ckpt_path`, callbacks used to create the checkpoint are not made from it: it has a state "
-            f"of {missing}, which nobody takes. Pass them in `Trainer(callbacks=[…])`."
+            f"of {missing}, which no callback takes. Pass them in `Trainer(callbacks=[…])`."
         )
     for callback in trainer.callbacks:
         state = states.get(callback.state_key, states.get(callback._legacy_state_key))

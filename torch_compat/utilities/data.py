@@ -194,7 +194,7 @@ def warn_of_ambiguous_batch(size: int) -> None:
     """Say once that ``size`` may not be the batch size."""
     _warnings.warn(
         f"Trying to infer the `batch_size` from an ambiguous collection: {size} is taken, by which epoch means"
-        " are weighted. `self.log(..., batch_size=...)` says the right one."
+        " are weighted. `self.log(..., batch_size=...)` sets the right one."
     )
 
 

@@ -98,7 +98,7 @@ def test_lsf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "n2")
     assert environment.node_rank() == 1
     monkeypatch.setattr("socket.gethostname", lambda: "n3")
-    with pytest.raises(ValueError, match=r"this host, n3, is none of LSB_DJOB_RANKFILE=.*: n1, n2"):
+    with pytest.raises(ValueError, match=r"this host, n3, is not one of LSB_DJOB_RANKFILE=.*: n1, n2"):
         environment.node_rank()
     place = cluster.detect()
     assert (place.coordinator_address, place.process_count, place.process_id) == ("n1:10567", 4, 3)
@@ -147,5 +147,5 @@ def test_an_environment_is_asked_before_the_world_is_joined(given: str) -> None:
         trainer(**arguments)
     one = trainer(**arguments, devices=4)
     assert isinstance(one.strategy.cluster_environment, ClusterEnvironment)  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(MisconfigurationException, match="Mine says that nobody started the other processes"):
+    with pytest.raises(MisconfigurationException, match="Mine does not start the other processes"):
         trainer(**arguments, devices=4, num_nodes=2)

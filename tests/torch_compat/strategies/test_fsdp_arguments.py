@@ -87,7 +87,7 @@ def test_a_run_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "cpu_offload": ({"cpu_offload": True}, r"FSDPStrategy\(cpu_offload=…\) is not supported .* offload='optimizer' keeps"),
     "mixed_precision": ({"mixed_precision": MixedPrecision(torch.bfloat16)}, r"mixed_precision=….*precision='bf16-mixed'"),
-    "both": ({"activation_checkpointing": Block, "activation_checkpointing_policy": {Block}}, "say the same; give one"),
+    "both": ({"activation_checkpointing": Block, "activation_checkpointing_policy": {Block}}, "mean the same; give one"),
     "state_dict_type": ({"state_dict_type": "local"}, "expected 'full' or 'sharded'"),
     "sharding_strategy": ({"sharding_strategy": "SOME_SHARD"}, "expected one of FULL_SHARD"),
     "device_mesh": ({"device_mesh": 8}, "expected two sizes"),

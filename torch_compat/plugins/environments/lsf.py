@@ -51,6 +51,6 @@ class LSFEnvironment(FixedWorld):
         hosts, here = lsf_hosts(os.environ), socket.gethostname()
         if here not in hosts:
             raise ValueError(
-                f"this host, {here}, is none of LSB_DJOB_RANKFILE={os.environ['LSB_DJOB_RANKFILE']}: {', '.join(hosts)}"
+                f"this host, {here}, is not one of LSB_DJOB_RANKFILE={os.environ['LSB_DJOB_RANKFILE']}: {', '.join(hosts)}"
             )
         return hosts.index(here)

@@ -160,11 +160,10 @@ class CaptureSession:
         if not found.in_graph and variant.step.effects.make_containers and variant.runs == 1 and not variant.second:
             return False
         error = ImpureStepError(
-            f"{name} does not do the same for every batch, so it cannot be compiled as it is: "
-            f"at first `{found.before}`, now `{found.now}`\n"
-            "A compiled step runs its Python once per variant. Look for host values that change from step to step (counters, "
-            "time, random numbers from random or numpy, batch_idx or global_step in arithmetic); keep them in tensors "
-            "(register_buffer), or move that part to a hook such as on_train_batch_end; or run eagerly "
+            f"{name} does not do the same for every batch, so it cannot be compiled: at first `{found.before}`, now "
+            f"`{found.now}`\nA compiled step runs its Python once per variant. Look for host values that change from step to "
+            "step (counters, time, random numbers from random or numpy, batch_idx or global_step in arithmetic); keep them in "
+            "tensors (register_buffer), or move that part to a hook such as on_train_batch_end; or run eagerly "
             "(XLATRAIN_EXECUTOR=eager)."
         )
         error.recoverable = variant.runs == 1  # the one step that ran did so with its own host values

@@ -150,7 +150,7 @@ class AssumedValues:
         if assumptions is None:
             raise UnknownValueError("this call is not captured for outcomes")
         if value.is_floating_point() or value.is_complex():
-            raise UnknownValueError("a fraction is another one in each step")
+            raise UnknownValueError("a fraction differs in each step")
         is_bool = value.dtype == torch.bool
         if found is None:
             with torch.no_grad():

@@ -110,7 +110,7 @@ class LeafGatherer:
         parts: list[torch.Tensor] = self._channel.all_gather(leaf.detach().clone())
         if not split:
             if not all(part.dtype == leaf.dtype and torch.equal(part, leaf) for part in parts):
-                raise UnknownValueError("it is another one on each process")
+                raise UnknownValueError("it differs between processes")
             return leaf.detach()
         whole = torch.empty((rows.size, *leaf.shape[1:]), dtype=leaf.dtype)
         for process, part in enumerate(parts):
@@ -186,7 +186,7 @@ class AskedValues:
 
     def _expression(self, cut: Cut, read: Callable[[torch.Tensor], Any], what: str) -> tuple[Expression, str]:
         if cut.leaves and not self._parameters.isdisjoint(cut.inputs):
-            raise UnknownValueError("it is computed from the batch and parameters: on the host that would be the step once more")
+            raise UnknownValueError("it is computed from the batch and parameters: on the host that would repeat the step")
         number = self._texts.setdefault(cut.text, len(self._texts))
         self._plan.constants += [one for one in cut.constants if not any(one is other for other in self._plan.constants)]
         text = f"{what} of tensor {number} in {cut.where or 'the step'}"

@@ -217,8 +217,8 @@ class OptaxProgram:
             saved = self.optimizer.state.get(param) or {}
             if saved.keys() != template[name].keys():
                 raise ValueError(
-                    f"the optimizer's state for parameter {name!r} has the entries {sorted(saved)}, and the optax transformation "
-                    f"of now {sorted(template[name])}; was it saved with another one?"
+                    f"the optimizer's state for parameter {name!r} has the entries {sorted(saved)}, and the present optax "
+                    f"transformation {sorted(template[name])}; was it saved with another one?"
                 )
             state[name] = {path: place_state(saved[path], params[name], spec.dtype) for path, spec in template[name].items()}
         return place_unread(state)

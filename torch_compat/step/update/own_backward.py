@@ -63,7 +63,7 @@ def after_hooks(run: RunContext, hook: str | None) -> Iterator[None]:
 
     def refusal(what: str) -> CaptureError:
         return CaptureError(
-            f"{who} {what}, and {hook} is called before it: in a compiled step it would be called after it. Do that in "
+            f"{who} {what}, and {hook} is called before it: in a compiled step it would be called after it. Do so in "
             "on_after_backward, or leave the hook out"
         )
 

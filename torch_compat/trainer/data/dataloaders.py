@@ -219,8 +219,8 @@ def _keep_last(batches: Any, sampler: Any) -> Any:
         return BatchSampler(sampler, batches.batch_size, drop_last=False)
     if not hasattr(batches, "drop_last"):
         rank_zero_warn(
-            f"You are using a custom batch sampler `{type(batches).__qualname__}` for prediction. It is left as it is: if"
-            " it drops a last short batch, there is no prediction for these samples.",
+            f"You are using a custom batch sampler `{type(batches).__qualname__}` for prediction. It is used unchanged: if it "
+            "drops a last short batch, there is no prediction for these samples.",
             category=PossibleUserWarning,
         )
         return batches
