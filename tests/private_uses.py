@@ -152,6 +152,10 @@ class _Finder:
                     self._note(meant, node)
         elif isinstance(node, ast.Tuple):
             self._patch(node, scope)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "of" and isinstance(node.args[0], ast.Constant):
+            self._skipped.add(id(node.args[0]))  # the path of a member from self on (torch_compat/utilities/parts.py)
+            path = ast.parse(f"self.{node.args[0].value}", mode="eval").body
+            self._visit(ast.fix_missing_locations(ast.copy_location(path, node)), scope)
         elif isinstance(node, ast.Call):
             self._call(node, scope)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from torch_compat.utilities.device_transfer import move_data_to_device
 from torch_compat.utilities.enums import GradClipAlgorithmType
+from torch_compat.utilities.parts import of
 from torch_compat.utilities.rank_zero import rank_zero_deprecation
 from torch_compat.utilities.types import STEP_OUTPUT
 
@@ -147,10 +148,10 @@ class Accelerator:
         made = self.training_type_plugin.init_optimizers(trainer, self.lightning_module)
         self.optimizers, self.lr_schedulers, self.optimizer_frequencies = made
 
-    @property
-    def setup_optimizers_in_pre_dispatch(self) -> bool:
-        """Whether :meth:`setup_optimizers` is delayed to :meth:`pre_dispatch`."""
-        return self.training_type_plugin.setup_optimizers_in_pre_dispatch
+    setup_optimizers_in_pre_dispatch: bool = of(
+        "training_type_plugin.setup_optimizers_in_pre_dispatch",
+        "Whether :meth:`setup_optimizers` is delayed to :meth:`pre_dispatch`.",
+    )
 
     # -- around the run --------------------------------------------------------------------------------------------
 
@@ -183,10 +184,7 @@ class Accelerator:
         """Runs a prediction; its result is in :attr:`results`."""
         self.training_type_plugin.start_predicting(trainer)
 
-    @property
-    def results(self) -> Any:
-        """The last run's result; set before :meth:`teardown`."""
-        return self.training_type_plugin.results
+    results: Any = of("training_type_plugin.results", "The last run's result; set before :meth:`teardown`.")
 
     def teardown(self) -> None:
         """The end of a run: waits for the other processes, then the plugins let go of what they hold."""
@@ -196,24 +194,11 @@ class Accelerator:
 
     # -- model and devices -----------------------------------------------------------------------------------------
 
-    @property
-    def model(self) -> torch.nn.Module:
-        """The model, wrapped if a plugin wraps it."""
-        return self.training_type_plugin.model
-
-    @model.setter
-    def model(self, new_model: torch.nn.Module) -> None:
-        self.training_type_plugin.model = new_model
-
-    @property
-    def lightning_module(self) -> LightningModule:
-        """The LightningModule, never wrapped."""
-        return self.training_type_plugin.lightning_module
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device on which user code puts tensors on this process."""
-        return self.training_type_plugin.root_device
+    model: torch.nn.Module = of("training_type_plugin.model", "The model, wrapped if a plugin wraps it.", settable=True)
+    lightning_module: LightningModule = of("training_type_plugin.lightning_module", "The LightningModule, never wrapped.")
+    root_device: torch.device = of(
+        "training_type_plugin.root_device", "The device on which user code puts tensors on this process."
+    )
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int | None = None) -> Any:
         """The batch through ``transfer_batch_to_device`` and ``on_after_batch_transfer``, to ``device`` (the root device)."""
@@ -337,10 +322,7 @@ class Accelerator:
         """``"native"`` under mixed precision, else None."""
         return getattr(self.precision_plugin, "backend", None)
 
-    @property
-    def precision(self) -> str | int:
-        """The precision plugin's."""
-        return self.precision_plugin.precision
+    precision: str | int = of("precision_plugin.precision", "The precision plugin's.")
 
     @property
     def scaler(self) -> Any:
@@ -396,11 +378,8 @@ class Accelerator:
         with self.training_type_plugin.model_sharded_context():
             yield
 
-    @property
-    def call_configure_sharded_model_hook(self) -> bool:
-        """Whether ``configure_sharded_model`` is still to be called for this model."""
-        return self.training_type_plugin.call_configure_sharded_model_hook
-
-    @call_configure_sharded_model_hook.setter
-    def call_configure_sharded_model_hook(self, mode: bool) -> None:
-        self.training_type_plugin.call_configure_sharded_model_hook = mode
+    call_configure_sharded_model_hook: bool = of(
+        "training_type_plugin.call_configure_sharded_model_hook",
+        "Whether ``configure_sharded_model`` is still to be called for this model.",
+        settable=True,
+    )

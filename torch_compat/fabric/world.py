@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_compat.fabric.strategies.strategy import Strategy
 from torch_compat.utilities.device_transfer import convert_to_tensors
+from torch_compat.utilities.parts import of
 
 T = TypeVar("T")
 
@@ -23,49 +24,22 @@ class World:
     _strategy: Strategy
     _launched: bool
 
-    @property
-    def _precision(self) -> Any:
-        return self._strategy.precision
-
-    @property
-    def accelerator(self) -> Any:
-        """The hardware plugin."""
-        return self._strategy.accelerator
+    _precision: Any = of("_strategy.precision")
+    accelerator: Any = of("_strategy.accelerator", "The hardware plugin.")
 
     @property
     def strategy(self) -> Strategy:
         """Changes how modules, optimizers, data and checkpoints are dealt with."""
         return self._strategy
 
-    @property
-    def device(self) -> torch.device:
-        """The device on which user code puts tensors on this process; they go to the mesh from there."""
-        return self._strategy.root_device
-
-    @property
-    def global_rank(self) -> int:
-        """Mesh index of this process's first device."""
-        return self._strategy.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """Always 0: one process drives all devices of its host."""
-        return self._strategy.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        """The index of this process."""
-        return self._strategy.node_rank
-
-    @property
-    def world_size(self) -> int:
-        """Devices in the mesh."""
-        return self._strategy.world_size
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is process 0."""
-        return self._strategy.is_global_zero
+    device: torch.device = of(
+        "_strategy.root_device", "The device on which user code puts tensors on this process; they go to the mesh from there."
+    )
+    global_rank: int = of("_strategy.global_rank", "Mesh index of this process's first device.")
+    local_rank: int = of("_strategy.local_rank", "Always 0: one process drives all devices of its host.")
+    node_rank: int = of("_strategy.node_rank", "The index of this process.")
+    world_size: int = of("_strategy.world_size", "Devices in the mesh.")
+    is_global_zero: bool = of("_strategy.is_global_zero", "Whether this is process 0.")
 
     def _check_launched(self) -> None:
         if not self._launched and self.world_size > 1:

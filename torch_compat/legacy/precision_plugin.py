@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,6 @@ from torch_compat.plugins.precision import DoublePrecision, HalfPrecision, Mixed
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
-    from torch_compat.trainer.trainer import Trainer
 
 
 __all__ = [
@@ -82,32 +80,11 @@ class PrecisionPlugin(Plugin, Precision):
     def post_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int) -> None:
         """Called after the update."""
 
-    @contextlib.contextmanager
-    def train_step_context(self) -> Generator[None, None, None]:
-        """The context of the training step."""
-        with self.forward_context():
-            yield
-
-    @contextlib.contextmanager
-    def val_step_context(self) -> Generator[None, None, None]:
-        """The context of the validation step."""
-        with self.forward_context():
-            yield
-
-    @contextlib.contextmanager
-    def test_step_context(self) -> Generator[None, None, None]:
-        """The context of the test step."""
-        with self.forward_context():
-            yield
-
-    @contextlib.contextmanager
-    def predict_step_context(self) -> Generator[None, None, None]:
-        """The context of the predict step."""
-        with self.forward_context():
-            yield
-
-    def dispatch(self, trainer: Trainer) -> None:
-        """Called as the run begins."""
+    # Those of 2.x, and not Plugin's.
+    train_step_context = Precision.train_step_context  # pyright: ignore[reportAssignmentType]
+    val_step_context = Precision.val_step_context
+    test_step_context = Precision.test_step_context
+    predict_step_context = Precision.predict_step_context
 
 
 class NativeMixedPrecisionPlugin(PrecisionPlugin, MixedPrecision):

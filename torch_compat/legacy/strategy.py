@@ -21,6 +21,7 @@ from torch_compat.strategies.strategy import Strategy
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_collectives import ProcessCollectives
 from torch_compat.utilities.overrides import overrides
+from torch_compat.utilities.parts import of
 from torch_compat.utilities.types import STEP_OUTPUT
 
 if TYPE_CHECKING:
@@ -109,16 +110,9 @@ class PluginStrategy(OnMesh):
         if not isinstance(self.hub.precision_plugin, PrecisionPlugin):
             self.hub.precision_plugin = _in_old_form(precision_plugin)
 
-    def mesh_axes(self, n_devices: int, n_processes: int) -> dict[str, int]:
-        return self.plugin.mesh_axes(n_devices, n_processes)
-
-    @property
-    def root_device(self) -> torch.device:
-        return self.hub.root_device
-
-    @property
-    def is_global_zero(self) -> bool:
-        return self.plugin.is_global_zero
+    mesh_axes = of("plugin.mesh_axes")
+    root_device: torch.device = of("hub.root_device")
+    is_global_zero: bool = of("plugin.is_global_zero")
 
     # -- what the plugins reach the mesh through -------------------------------------------------------------------
 
@@ -166,13 +160,7 @@ class PluginStrategy(OnMesh):
         super().connect(model)
         self.hub.connect(model)
 
-    @property
-    def call_configure_sharded_model_hook(self) -> bool:
-        return self.hub.call_configure_sharded_model_hook
-
-    @call_configure_sharded_model_hook.setter
-    def call_configure_sharded_model_hook(self, mode: bool) -> None:
-        self.hub.call_configure_sharded_model_hook = mode
+    call_configure_sharded_model_hook: bool = of("hub.call_configure_sharded_model_hook", settable=True)
 
     def setup_environment(self) -> None:
         assert self.mesh is not None
@@ -229,8 +217,7 @@ class PluginStrategy(OnMesh):
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         return self.hub.training_step(_by_name(args, kwargs))
 
-    def post_training_step(self) -> None:
-        self.hub.post_training_step()
+    post_training_step = of("hub.post_training_step")
 
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         return self.hub.validation_step(_by_name(args, kwargs))
@@ -241,14 +228,9 @@ class PluginStrategy(OnMesh):
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         return self.hub.predict_step(_by_name(args, kwargs))
 
-    def training_step_end(self, output: Any) -> Any:
-        return self.hub.training_step_end(output)
-
-    def validation_step_end(self, output: Any) -> Any:
-        return self.hub.validation_step_end(output)
-
-    def test_step_end(self, output: Any) -> Any:
-        return self.hub.test_step_end(output)
+    training_step_end = of("hub.training_step_end")
+    validation_step_end = of("hub.validation_step_end")
+    test_step_end = of("hub.test_step_end")
 
     # -- optimization ----------------------------------------------------------------------------------------------
 
@@ -287,8 +269,7 @@ class PluginStrategy(OnMesh):
         plain: Any = getattr(optimizer, "_optimizer", optimizer)
         self.hub.optimizer_zero_grad(current_epoch, batch_idx, optimizer, self._index(plain))
 
-    def clip_gradients(self, optimizer: Optimizer, clip_val: float, gradient_clip_algorithm: Any) -> None:
-        self.hub.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
+    clip_gradients = of("hub.clip_gradients")
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any | None = None, **kwargs: Any) -> Any:
         return self.hub.optimizer_step(optimizer, self._index(optimizer), closure, **kwargs)
@@ -300,42 +281,23 @@ class PluginStrategy(OnMesh):
         if not self.overrides("optimizer_step"):  # else the accelerator's optimizer_step calls it
             self.plugin.post_optimizer_step(optimizer, optimizer_idx, **kwargs)
 
-    def update_global_step(self, total_batch_idx: int, current_global_step: int) -> int:
-        return self.hub.update_global_step(total_batch_idx, current_global_step)
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return self.hub.optimizer_state(optimizer)
+    update_global_step = of("hub.update_global_step")
+    optimizer_state = of("hub.optimizer_state")
 
     # -- data ------------------------------------------------------------------------------------------------------
 
-    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        return self.hub.batch_to_device(batch, device, dataloader_idx)
-
-    def process_dataloader(self, dataloader: Any) -> Any:
-        return self.hub.process_dataloader(dataloader)
-
-    def on_reset_train_dataloader(self, dataloader: Any) -> Any:
-        return self.plugin.on_reset_train_dataloader(dataloader)
-
-    def on_reset_val_dataloader(self, dataloader: Any) -> Any:
-        return self.plugin.on_reset_val_dataloader(dataloader)
-
-    def on_reset_test_dataloader(self, dataloader: Any) -> Any:
-        return self.plugin.on_reset_test_dataloader(dataloader)
-
-    def on_reset_predict_dataloader(self, dataloader: Any) -> Any:
-        return self.plugin.on_reset_predict_dataloader(dataloader)
+    batch_to_device = of("hub.batch_to_device")
+    process_dataloader = of("hub.process_dataloader")
+    on_reset_train_dataloader = of("plugin.on_reset_train_dataloader")
+    on_reset_val_dataloader = of("plugin.on_reset_val_dataloader")
+    on_reset_test_dataloader = of("plugin.on_reset_test_dataloader")
+    on_reset_predict_dataloader = of("plugin.on_reset_predict_dataloader")
 
     # -- collectives -----------------------------------------------------------------------------------------------
 
-    def barrier(self, name: str | None = None) -> None:
-        self.hub.barrier(name)
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return self.hub.broadcast(obj, src)
-
-    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        return self.hub.all_gather(tensor, group=group, sync_grads=sync_grads)
+    barrier = of("hub.barrier")
+    broadcast = of("hub.broadcast")
+    all_gather = of("hub.all_gather")
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         return self.plugin.reduce(tensor, reduce_op=reduce_op) if group is None else self.plugin.reduce(tensor, group, reduce_op)
@@ -347,8 +309,7 @@ class PluginStrategy(OnMesh):
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        return self.hub.lightning_module_state_dict()
+    lightning_module_state_dict = of("hub.lightning_module_state_dict")
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
         if storage_options is not None:
@@ -365,8 +326,7 @@ class PluginStrategy(OnMesh):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         self.plugin.load_model_state_dict(checkpoint)
 
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        self.plugin.load_optimizer_state_dict(checkpoint)
+    load_optimizer_state_dict = of("plugin.load_optimizer_state_dict")
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         if self.plugin.should_rank_save_checkpoint:
@@ -378,30 +338,18 @@ class PluginStrategy(OnMesh):
         self.hub.on_train_start()
         self.plugin.on_train_start()
 
-    def on_train_epoch_end(self) -> None:
-        self.hub.on_train_epoch_end()
+    on_train_epoch_end = of("hub.on_train_epoch_end")
 
     def on_train_end(self) -> None:
         self.hub.on_train_end()
         self.plugin.on_train_end()
 
-    def on_validation_start(self) -> None:
-        self.plugin.on_validation_start()
-
-    def on_validation_end(self) -> None:
-        self.plugin.on_validation_end()
-
-    def on_test_start(self) -> None:
-        self.plugin.on_test_start()
-
-    def on_test_end(self) -> None:
-        self.plugin.on_test_end()
-
-    def on_predict_start(self) -> None:
-        self.plugin.on_predict_start()
-
-    def on_predict_end(self) -> None:
-        self.plugin.on_predict_end()
+    on_validation_start = of("plugin.on_validation_start")
+    on_validation_end = of("plugin.on_validation_end")
+    on_test_start = of("plugin.on_test_start")
+    on_test_end = of("plugin.on_test_end")
+    on_predict_start = of("plugin.on_predict_start")
+    on_predict_end = of("plugin.on_predict_end")
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.plugin.on_train_batch_start(batch, batch_idx, 0)

@@ -38,23 +38,10 @@ class Plugin:
 
     @contextlib.contextmanager
     def train_step_context(self) -> Generator[None, None, None]:
-        """The context of the training step."""
+        """The context of the training step, and under their own names of the other steps."""
         yield
 
-    @contextlib.contextmanager
-    def val_step_context(self) -> Generator[None, None, None]:
-        """The context of the validation step."""
-        yield
-
-    @contextlib.contextmanager
-    def test_step_context(self) -> Generator[None, None, None]:
-        """The context of the test step."""
-        yield
-
-    @contextlib.contextmanager
-    def predict_step_context(self) -> Generator[None, None, None]:
-        """The context of the predict step."""
-        yield
+    val_step_context = test_step_context = predict_step_context = train_step_context
 
 
 class TrainingTypePlugin(Plugin, ABC):

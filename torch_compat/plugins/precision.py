@@ -79,20 +79,10 @@ class Precision(CheckpointHooks):
         return data
 
     def train_step_context(self) -> AbstractContextManager[Any]:
-        """The context of the training step; by default :meth:`forward_context`."""
+        """The context of the training step, and under their own names of the other steps; by default :meth:`forward_context`."""
         return self.forward_context()
 
-    def val_step_context(self) -> AbstractContextManager[Any]:
-        """The context of the validation step; by default :meth:`forward_context`."""
-        return self.forward_context()
-
-    def test_step_context(self) -> AbstractContextManager[Any]:
-        """The context of the test step; by default :meth:`forward_context`."""
-        return self.forward_context()
-
-    def predict_step_context(self) -> AbstractContextManager[Any]:
-        """The context of the predict step; by default :meth:`forward_context`."""
-        return self.forward_context()
+    val_step_context = test_step_context = predict_step_context = train_step_context
 
     def connect(
         self, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], lr_schedulers: list[Any]

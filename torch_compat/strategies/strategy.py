@@ -34,6 +34,7 @@ from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.strategies.steps import StrategySteps
 from torch_compat.utilities.device_transfer import move_data_to_device
 from torch_compat.utilities.overrides import overrides
+from torch_compat.utilities.parts import of
 from torch_compat.utilities.rank_zero import rank_zero_only
 from xlatrain.bridge.capture.activations import split_activations
 from xlatrain.bridge.capture.offloading import offloaded
@@ -151,19 +152,8 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
             self._mesh_run.mesh = make_mesh(axes, None if everything else devices)
         return self._mesh_run.mesh
 
-    @property
-    def placed(self) -> ModelState | None:
-        """The arrays of the module that is being run."""
-        return self._mesh_run.placed
-
-    @placed.setter
-    def placed(self, placed: ModelState | None) -> None:
-        self._mesh_run.placed = placed
-
-    @property
-    def world_size(self) -> int:
-        """Devices in the mesh."""
-        return self.mesh.devices.size
+    placed: ModelState | None = of("_mesh_run.placed", "The arrays of the module that is being run.", settable=True)
+    world_size: int = of("mesh.devices.size", "Devices in the mesh.")
 
     @property
     def global_rank(self) -> int:
@@ -278,19 +268,8 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
 
     # -- module and optimizers -------------------------------------------------------------------------------------
 
-    @property
-    def model(self) -> Any:
-        """The module, wrapped if a subclass wraps it."""
-        return self._mesh_run.model
-
-    @model.setter
-    def model(self, new_model: Any) -> None:
-        self._mesh_run.model = new_model
-
-    @property
-    def lightning_module(self) -> LightningModule | None:
-        """The module of the current run, never wrapped."""
-        return self._mesh_run.module
+    model: Any = of("_mesh_run.model", "The module, wrapped if a subclass wraps it.", settable=True)
+    lightning_module: LightningModule | None = of("_mesh_run.module", "The module of the current run, never wrapped.")
 
     @property
     def lr_scheduler_configs(self) -> list[Any]:
@@ -311,10 +290,9 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
             one if isinstance(one, LightningOptimizer) else known.get(id(one)) or LightningOptimizer(one) for one in optimizers
         ]
 
-    @property
-    def _lightning_optimizers(self) -> list[LightningOptimizer]:
-        """The optimizers as user code sees them."""
-        return self._mesh_run.lightning_optimizers
+    _lightning_optimizers: list[LightningOptimizer] = of(
+        "_mesh_run.lightning_optimizers", "The optimizers as user code sees them."
+    )
 
     @property
     def call_configure_sharded_model_hook(self) -> bool:

@@ -20,6 +20,7 @@ from torch_compat.trainer.data.data_source import _DataLoaderSource
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.results import Metric as _ResultMetric
 from torch_compat.trainer.results import Results as _ResultCollection
+from torch_compat.utilities.parts import of
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -94,39 +95,22 @@ class _AcceleratorConnector(Connector):
             )
         )
 
-    @property
-    def strategy(self) -> Any:
-        return self.trainer.strategy
-
-    @property
-    def accelerator(self) -> Any:
-        return self.trainer.accelerator
-
-    @property
-    def precision_plugin(self) -> Any:
-        return self.trainer.precision_plugin
+    strategy: Any = of("trainer.strategy")
+    accelerator: Any = of("trainer.accelerator")
+    precision_plugin: Any = of("trainer.precision_plugin")
 
     @property
     def cluster_environment(self) -> Any:
         return getattr(self.trainer.strategy, "cluster_environment", None)
 
-    @property
-    def checkpoint_io(self) -> Any:
-        """The plugin that was given for checkpoints."""
-        return self.trainer.strategy._checkpoint_io
+    checkpoint_io: Any = of("trainer.strategy._checkpoint_io", "The plugin that was given for checkpoints.")
 
     @property
     def is_distributed(self) -> bool:
         """Whether there is more than one device."""
         return self.trainer.world_size > 1
 
-    @property
-    def use_distributed_sampler(self) -> bool:
-        return self.trainer.use_distributed_sampler
-
-    @use_distributed_sampler.setter
-    def use_distributed_sampler(self, value: bool) -> None:
-        self.trainer.use_distributed_sampler = value
+    use_distributed_sampler: bool = of("trainer.use_distributed_sampler", settable=True)
 
     @property
     def _accelerator_flag(self) -> Any:
@@ -148,25 +132,15 @@ class _AcceleratorConnector(Connector):
             return [root] * self.trainer.num_devices
         return [torch.device(root.type, index) for index in self.trainer.device_ids]
 
-    @property
-    def _num_nodes_flag(self) -> int:
-        return self.trainer.num_nodes
-
-    @property
-    def _precision_flag(self) -> str:
-        return self.trainer.precision
-
-    @property
-    def _layer_sync(self) -> Any:
-        return self.trainer.strategy.layer_sync
+    _num_nodes_flag: int = of("trainer.num_nodes")
+    _precision_flag: str = of("trainer.precision")
+    _layer_sync: Any = of("trainer.strategy.layer_sync")
 
 
 class _CallbackConnector(Connector):
     """The callbacks."""
 
-    @property
-    def callbacks(self) -> list[Any]:
-        return self.trainer.callbacks
+    callbacks: list[Any] = of("trainer.callbacks")
 
     @staticmethod
     def _reorder_callbacks(callbacks: list[Any]) -> list[Any]:
@@ -189,29 +163,16 @@ class _CheckpointConnector(Connector):
 class _DataConnector(Connector):
     """The data module."""
 
-    @property
-    def datamodule(self) -> Any:
-        return self.trainer.datamodule
+    datamodule: Any = of("trainer.datamodule")
 
 
 class _LoggerConnector(Connector):
     """Logged metrics."""
 
-    @property
-    def _log(self) -> MetricLog:
-        return self.trainer.metric_log
-
-    @property
-    def callback_metrics(self) -> dict[str, torch.Tensor]:
-        return self.trainer.callback_metrics
-
-    @property
-    def logged_metrics(self) -> dict[str, torch.Tensor]:
-        return self.trainer.logged_metrics
-
-    @property
-    def progress_bar_metrics(self) -> dict[str, float]:
-        return self.trainer.progress_bar_metrics
+    _log: MetricLog = of("trainer.metric_log")
+    callback_metrics: dict[str, torch.Tensor] = of("trainer.callback_metrics")
+    logged_metrics: dict[str, torch.Tensor] = of("trainer.logged_metrics")
+    progress_bar_metrics: dict[str, float] = of("trainer.progress_bar_metrics")
 
     _callback_metrics = callback_metrics
     _logged_metrics = logged_metrics
@@ -230,9 +191,7 @@ class _LoggerConnector(Connector):
 class _SignalConnector(Connector):
     """Signals."""
 
-    @property
-    def received_sigterm(self) -> bool:
-        return self.trainer.received_sigterm
+    received_sigterm: bool = of("trainer.received_sigterm")
 
 
 _PLACES: dict[type, str] = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch_compat.trainer import counters
 from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.progress import _BatchProgress, _OptimizationProgress, _Progress, _SchedulerProgress
+from torch_compat.utilities.parts import of
 
 if TYPE_CHECKING:
     from torch_compat.trainer.evaluation_loop import EvaluationLoop
@@ -59,10 +60,7 @@ class TrainingEpochLoop(Loop):
         """Counts of the schedulers' steps."""
         return counters.schedulers(self._fit_loop)
 
-    @property
-    def val_loop(self) -> EvaluationLoop:
-        """The validation inside of training."""
-        return self._trainer.validate_loop
+    val_loop: EvaluationLoop = of("_trainer.validate_loop", "The validation inside of training.")
 
     @property
     def batch_idx(self) -> int:
@@ -74,38 +72,20 @@ class TrainingEpochLoop(Loop):
         """Index of the current batch over all epochs; -1 before the first."""
         return self.batch_progress.total.ready - 1
 
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps."""
-        return self._trainer.global_step
+    global_step: int = of("_trainer.global_step", "Optimizer steps.")
 
     @property
     def done(self) -> bool:
         """Whether the epoch is over."""
         return self._fit_loop.epoch_done()
 
-    @property
-    def restarting(self) -> bool:
-        """Whether the run goes on inside of an epoch, from a checkpoint, and has not taken a batch yet."""
-        return self._fit_loop.restarting
-
-    @property
-    def min_steps(self) -> int | None:
-        """Optimizer steps before which ``should_stop`` has no effect."""
-        return self._fit_loop.min_steps
-
-    @min_steps.setter
-    def min_steps(self, value: int | None) -> None:
-        self._fit_loop.min_steps = value
-
-    @property
-    def max_steps(self) -> int:
-        """Optimizer steps after which training ends; -1: no limit."""
-        return self._fit_loop.max_steps
-
-    @max_steps.setter
-    def max_steps(self, value: int) -> None:
-        self._fit_loop.max_steps = value
+    restarting: bool = of(
+        "_fit_loop.restarting", "Whether the run goes on inside of an epoch, from a checkpoint, and has not taken a batch yet."
+    )
+    min_steps: int | None = of(
+        "_fit_loop.min_steps", "Optimizer steps before which ``should_stop`` has no effect.", settable=True
+    )
+    max_steps: int = of("_fit_loop.max_steps", "Optimizer steps after which training ends; -1: no limit.", settable=True)
 
     @property
     def _batches_that_stepped(self) -> int:
@@ -116,9 +96,7 @@ class TrainingEpochLoop(Loop):
     def _batches_that_stepped(self, value: int) -> None:
         self._fit_loop.progress.logged_step = value
 
-    @property
-    def _results(self) -> Any:
-        return self._fit_loop.results
+    _results: Any = of("_fit_loop.results")
 
     def _should_accumulate(self) -> bool:
         """Whether the current batch only adds its gradients."""

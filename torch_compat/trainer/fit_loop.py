@@ -19,9 +19,9 @@ from torch_compat.trainer.counters import Stage
 from torch_compat.trainer.data.epoch_batches import EpochBatches
 from torch_compat.trainer.data.training_data import TrainingData
 from torch_compat.trainer.epoch_loop import TrainingEpochLoop
-from torch_compat.trainer.fit_counts import FitCounts, Phase
+from torch_compat.trainer.fit_counts import FitCounts, Phase, Progress
 from torch_compat.trainer.fit_limits import FitLimits
-from torch_compat.trainer.loop import Loop, Of
+from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.loops_state import fit_state
 from torch_compat.trainer.preemption import Preempted
 from torch_compat.trainer.progress import _Progress
@@ -29,6 +29,7 @@ from torch_compat.trainer.results import Results
 from torch_compat.trainer.resumption import Resumption, saved
 from torch_compat.trainer.scheduler_steps import step_schedulers
 from torch_compat.trainer.validation_schedule import ValidationSchedule
+from torch_compat.utilities.parts import of
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info
 from xlatrain.cluster.distributed import any_process
 
@@ -56,12 +57,27 @@ class FitLoop(Loop):
         epoch_loop: the loop over an epoch's batches, for whoever looks for the counters there.
     """
 
-    min_epochs, max_epochs, min_steps, max_steps = (Of("limits") for _ in range(4))
-    done, skip, set_epoch_limits, epoch_done = (Of("limits") for _ in range(4))
-    progress, max_batches, is_last_batch, all_batches_done = (Of("counts") for _ in range(4))
-    shown_last_batch, is_inside, accumulates, scheduler_steps = (Of("counts") for _ in range(4))
-    source: Any = Of("data")
-    restarts = Of("resumption")
+    min_epochs: int | None = of("limits.min_epochs", settable=True)
+    max_epochs: int | None = of("limits.max_epochs", settable=True)
+    min_steps: int | None = of("limits.min_steps", settable=True)
+    max_steps: int = of("limits.max_steps", settable=True)
+    done: bool = of("limits.done")
+    skip: bool = of("limits.skip")
+    epoch_done = of("limits.epoch_done")
+    set_epoch_limits = of("limits.set_epoch_limits")
+    progress: Progress = of("counts.progress", settable=True)
+    max_batches: int | float = of("counts.max_batches", settable=True)
+    scheduler_steps: int = of("counts.scheduler_steps", settable=True)
+    is_last_batch: bool = of("counts.is_last_batch")
+    shown_last_batch: bool = of("counts.shown_last_batch")
+    all_batches_done: bool = of("counts.all_batches_done")
+    is_inside: bool = of("counts.is_inside")
+    accumulates = of("counts.accumulates")
+    restarts: bool = of("resumption.restarts")
+    source = of("data.source")
+    setup_data = of("data.setup")
+    batch_idx: int = of("epoch_loop.batch_idx")
+    total_batch_idx: int = of("epoch_loop.total_batch_idx")
 
     def __init__(
         self, trainer: Trainer, min_epochs: int | None, max_epochs: int | None, min_steps: int | None, max_steps: int
@@ -383,16 +399,6 @@ class FitLoop(Loop):
         return counters.epochs(self)
 
     @property
-    def batch_idx(self) -> int:
-        """Index of the current batch in its epoch; -1 before the first."""
-        return self.epoch_loop.batch_idx
-
-    @property
-    def total_batch_idx(self) -> int:
-        """Index of the current batch over all epochs; -1 before the first."""
-        return self.epoch_loop.total_batch_idx
-
-    @property
     def restarting(self) -> bool:
         """Whether the run goes on inside of an epoch, from a checkpoint, and has not taken a batch yet."""
         return bool(self.resumption.batches)
@@ -411,10 +417,6 @@ class FitLoop(Loop):
             rank_zero_info("Loading `train_dataloader` to estimate number of stepping batches.")
             self.data.setup()
         return self.limits.stepping_batches()
-
-    def setup_data(self) -> None:
-        """Load the training loader, and make its iterator, where that is due."""
-        self.data.setup()
 
     def _should_accumulate(self) -> bool:
         return self.counts.accumulates()

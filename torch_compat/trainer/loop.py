@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_compat.trainer.stock_names import refuse_private_loop_methods
 
 if TYPE_CHECKING:
     from torch_compat.trainer.data.data_source import DataSource, _DataLoaderSource
     from torch_compat.trainer.trainer import Trainer
-
-
-class Of:
-    """An attribute of a loop that is one of a part of it; assigned to the loop, it is assigned to the part.
-
-    Args:
-        part: the name of the loop's attribute in which the part is.
-    """
-
-    def __init__(self, part: str) -> None:
-        self._part = part
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, loop: Any, kind: type | None = None) -> Any:
-        return self if loop is None else getattr(getattr(loop, self._part), self._name)
-
-    def __set__(self, loop: Any, value: Any) -> None:
-        setattr(getattr(loop, self._part), self._name, value)
 
 
 class Loop:

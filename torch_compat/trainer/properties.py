@@ -31,6 +31,7 @@ from torch_compat.trainer.fit_loop import FitLoop
 from torch_compat.trainer.metric_log import MetricLog
 from torch_compat.trainer.prediction_loop import PredictionLoop
 from torch_compat.trainer.stock_names import StockNames
+from torch_compat.utilities.parts import of
 from xlatrain.step.loss_scale import LossScaler
 
 
@@ -66,10 +67,7 @@ class TrainerProperties(StockNames, Connected):
 
     # -- the world -------------------------------------------------------------------------------------------------
 
-    @property
-    def world_size(self) -> int:
-        """Devices in the mesh, over all processes."""
-        return self.strategy.world_size
+    world_size: int = of("strategy.world_size", "Devices in the mesh, over all processes.")
 
     @property
     def num_devices(self) -> int:
@@ -87,21 +85,10 @@ class TrainerProperties(StockNames, Connected):
         """Processes: one on each host."""
         return jax.process_count()
 
-    @property
-    def global_rank(self) -> int:
-        return self.strategy.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        return self.strategy.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        return self.strategy.node_rank
-
-    @property
-    def is_global_zero(self) -> bool:
-        return self.strategy.is_global_zero
+    global_rank: int = of("strategy.global_rank")
+    local_rank: int = of("strategy.local_rank")
+    node_rank: int = of("strategy.node_rank")
+    is_global_zero: bool = of("strategy.is_global_zero")
 
     @property
     def accelerator(self) -> Accelerator:
@@ -124,18 +111,9 @@ class TrainerProperties(StockNames, Connected):
         """The arguments for a user's own ``DistributedSampler``; None on one device."""
         return None if isinstance(self.strategy, SingleDeviceStrategy) else self.strategy.distributed_sampler_kwargs
 
-    @property
-    def precision_plugin(self) -> Precision:
-        return self.strategy.precision_plugin
-
-    @property
-    def precision(self) -> str:
-        return self.precision_plugin.precision
-
-    @property
-    def scaler(self) -> LossScaler | None:
-        """Dynamic loss scaling, where the precision has it."""
-        return self.precision_plugin.scaler
+    precision_plugin: Precision = of("strategy.precision_plugin")
+    precision: str = of("precision_plugin.precision")
+    scaler: LossScaler | None = of("precision_plugin.scaler", "Dynamic loss scaling, where the precision has it.")
 
     # -- what runs -------------------------------------------------------------------------------------------------
 
@@ -176,21 +154,10 @@ class TrainerProperties(StockNames, Connected):
             return tracer.counter("global_step")  # pyright: ignore[reportReturnType]  passes for an int
         return self.fit_loop.progress.global_step
 
-    @property
-    def max_epochs(self) -> int | None:
-        return self.fit_loop.max_epochs
-
-    @property
-    def min_epochs(self) -> int | None:
-        return self.fit_loop.min_epochs
-
-    @property
-    def max_steps(self) -> int:
-        return self.fit_loop.max_steps
-
-    @property
-    def min_steps(self) -> int | None:
-        return self.fit_loop.min_steps
+    max_epochs: int | None = of("fit_loop.max_epochs")
+    min_epochs: int | None = of("fit_loop.min_epochs")
+    max_steps: int = of("fit_loop.max_steps")
+    min_steps: int | None = of("fit_loop.min_steps")
 
     @property
     def is_last_batch(self) -> bool:
@@ -199,9 +166,7 @@ class TrainerProperties(StockNames, Connected):
             return tracer.counter("is_last_batch")  # pyright: ignore[reportReturnType]  passes for a bool
         return self.fit_loop.shown_last_batch
 
-    @property
-    def num_training_batches(self) -> int | float:
-        return self.fit_loop.max_batches
+    num_training_batches: int | float = of("fit_loop.max_batches")
 
     @property
     def num_val_batches(self) -> list[int | float]:
@@ -211,13 +176,8 @@ class TrainerProperties(StockNames, Connected):
     def num_sanity_val_batches(self) -> list[int | float]:
         return [min(self.num_sanity_val_steps, limit) for limit in self.validate_loop.batches_of_loaders(fitting=True)]
 
-    @property
-    def num_test_batches(self) -> list[int | float]:
-        return self.test_loop.max_batches
-
-    @property
-    def num_predict_batches(self) -> list[int | float]:
-        return self.predict_loop.max_batches
+    num_test_batches: list[int | float] = of("test_loop.max_batches")
+    num_predict_batches: list[int | float] = of("predict_loop.max_batches")
 
     @property
     def enable_validation(self) -> bool:

@@ -23,7 +23,7 @@ import torch
 from torch_compat.step.effects.effects import Effects
 from torch_compat.step.guards.attribute_guards import AttributeGuards
 from torch_compat.step.guards.place_guards import PlaceGuards
-from torch_compat.step.host.scalars import ScalarTracer
+from torch_compat.utilities.parts import of
 from xlatrain.bridge.jax_function import CallsJax
 
 
@@ -49,18 +49,14 @@ class StepGuards:
         self._restructured = restructured
         self._jax = [one for one in module.modules() if isinstance(one, CallsJax)]
 
-    def add_function(self, step: str, function: Callable[..., Any]) -> None:
-        """Take ``function`` for the step, which is no method of the module's."""
-        self._places.add_function(step, function)
+    add_function = of("_places.add_function", "Take ``function`` for the step, which is no method of the module's.")
 
     def forget(self, step: str) -> None:
         """Let go of what is known of a step that is no more."""
         self._attributes.forget(step)
         self._places.forget(step)
 
-    def following(self) -> contextlib.AbstractContextManager[None]:
-        """The context of a whole run: what the host assigns to modules is followed."""
-        return self._attributes.following()
+    following = of("_attributes.following", "The context of a whole run: what the host assigns to modules is followed.")
 
     # -- before each step ------------------------------------------------------------------------------------------
 
@@ -71,34 +67,24 @@ class StepGuards:
             self._restructured()
         self._attributes.refresh(step)
 
-    def rescan(self) -> None:
-        """Find what the host changed in ways that are not followed; not for every step."""
-        self._attributes.rescan()
+    rescan = of("_attributes.rescan", "Find what the host changed in ways that are not followed; not for every step.")
 
     def key(self, step: str) -> Hashable:
         """A key of the values that select a program."""
         number = self._attributes.key(step)
         return (number, *(one.version for one in self._jax)) if self._jax else number
 
-    def fill(self, step: str, numbers: dict[str, Any]) -> None:
-        """Put the attributes that are inputs of ``step`` among its numbers."""
-        self._attributes.fill(step, numbers)
-
-    def state(self, step: str) -> int:
-        """The number of the present state of what the step reads outside of the module; another may need another program."""
-        return self._places.key(step)
-
-    def comparable(self, step: str, before: int, now: int) -> bool:
-        """See :meth:`PlaceGuards.comparable`."""
-        return self._places.comparable(step, before, now)
-
-    def count_state(self, step: str, *, same: bool) -> None:
-        """Count whether ``step`` does the same in the present state as before; see :meth:`PlaceGuards.count_state`."""
-        self._places.count_state(step, same=same)
-
-    def facts(self, step: str) -> dict[str, str]:
-        """The facts that ``step`` depends on, for people: a name as a user writes it → its value."""
-        return self._attributes.facts(step)
+    fill = of("_attributes.fill", "Put the attributes that are inputs of ``step`` among its numbers.")
+    state = of(
+        "_places.key",
+        "The number of the present state of what the step reads outside of the module; another may need another program.",
+    )
+    comparable = of("_places.comparable", "See :meth:`PlaceGuards.comparable`.")
+    count_state = of(
+        "_places.count_state",
+        "Count whether ``step`` does the same in the present state as before; see :meth:`PlaceGuards.count_state`.",
+    )
+    facts = of("_attributes.facts", "The facts that ``step`` depends on, for people: a name as a user writes it → its value.")
 
     # -- around a capture ------------------------------------------------------------------------------------------
 
@@ -114,13 +100,10 @@ class StepGuards:
         with self._places.taken_back(step) as changed, self._attributes.capturing(step):
             yield changed
 
-    def reading(self, tracer: ScalarTracer, numbers: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
-        """The context of the user's method in a capture: numbers that it reads and draws may become inputs."""
-        return self._attributes.reading(tracer, numbers)
-
-    def follow(self, name: str, owner: Any) -> None:
-        """Follow the attributes of an object outside of the tree, which steps change."""
-        self._attributes.follow(name, owner)
+    reading = of(
+        "_attributes.reading", "The context of the user's method in a capture: numbers that it reads and draws may become inputs."
+    )
+    follow = of("_attributes.follow", "Follow the attributes of an object outside of the tree, which steps change.")
 
     def refuse_changes(self, step: str, changed: Mapping[str, Any]) -> None:
         """Refuse what :meth:`capturing` gave, where there is anything.
@@ -130,13 +113,11 @@ class StepGuards:
         """
         self._places.refuse_changes(step, changed)
 
-    def promote(self, step: str) -> None:
-        """Make inputs of ``step`` of the numbers that it reads and the host has changed, instead of guards on their values."""
-        self._attributes.promote(step)
-
-    def demote(self, step: str) -> bool:
-        """Make guards on their values of the inputs of ``step``; False if there are none."""
-        return self._attributes.demote(step)
+    promote = of(
+        "_attributes.promote",
+        "Make inputs of ``step`` of the numbers that it reads and the host has changed, instead of guards on their values.",
+    )
+    demote = of("_attributes.demote", "Make guards on their values of the inputs of ``step``; False if there are none.")
 
     # -- after a capture -------------------------------------------------------------------------------------------
 
@@ -163,14 +144,9 @@ class StepGuards:
         both = self._attributes.reads_before(step, effects.attributes(rebound=True).difference(caches))
         return self._attributes.holds_constant(step, constants), both
 
-    def carry(self, step: str, where: tuple[str, str]) -> None:
-        """The tensor in an attribute is an input of ``step``."""
-        self._attributes.carry(step, where)
-
-    def name_of(self, step: str, tensor: torch.Tensor) -> str | None:
-        """The attribute, as a user writes it, in which ``step`` finds a tensor; None if it finds it elsewhere."""
-        return self._attributes.name_of(step, tensor)
-
-    def note_replayed(self, where: Collection[tuple[str, str]]) -> None:
-        """Note that a step's side effects on these attributes were carried out."""
-        self._attributes.note_replayed(where)
+    carry = of("_attributes.carry", "The tensor in an attribute is an input of ``step``.")
+    name_of = of(
+        "_attributes.name_of",
+        "The attribute, as a user writes it, in which ``step`` finds a tensor; None if it finds it elsewhere.",
+    )
+    note_replayed = of("_attributes.note_replayed", "Note that a step's side effects on these attributes were carried out.")
