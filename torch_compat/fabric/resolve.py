@@ -13,7 +13,9 @@ from torch_compat.trainer import resolve as trainer_resolve
 from torch_compat.utilities.exceptions import ArgumentValueError, MisconfigurationException
 from torch_compat.utilities.overrides import overrides
 
-_NAMES = ("ddp", "fsdp", "mesh", "single_device")
+_OF_MESHES = ("ddp", "mesh", "single_device")
+"""Names that say which mesh there is; Fabric's class follows from it."""
+_NAMES = ("fsdp", *_OF_MESHES)
 
 
 def resolve(
@@ -52,7 +54,7 @@ def resolve(
     if isinstance(chosen, Strategy):
         made = chosen
     else:
-        made = SingleDeviceStrategy() if mesh.world_size == 1 and chosen == "auto" else DDPStrategy()
+        made = SingleDeviceStrategy() if mesh.world_size == 1 and chosen in ("auto", "single_device") else DDPStrategy()
     made.precision = made_precision
     if made.accelerator is None and mesh.accelerator is not None:
         made.accelerator = mesh.accelerator
@@ -68,8 +70,8 @@ def _given(strategy: Any) -> Any:
     if isinstance(strategy, Strategy | TrainerStrategy):
         return strategy
     if isinstance(strategy, str):
-        is_users_own = strategy in STRATEGY_REGISTRY and strategy not in _NAMES
-        return STRATEGY_REGISTRY.get(strategy) if is_users_own else strategy  # the Trainer's registry refuses an unknown name
+        is_class = strategy in STRATEGY_REGISTRY and strategy not in _OF_MESHES
+        return STRATEGY_REGISTRY.get(strategy) if is_class else strategy  # the Trainer's registry refuses an unknown name
     raise ArgumentValueError(
         f"You selected an invalid strategy name: `strategy={strategy!r}`. Expected is a name "
         f"({', '.join(map(repr, ('auto', *_NAMES)))}) or a Strategy object of lightning.fabric.strategies"

@@ -19,8 +19,8 @@ _EIGHT_BITS = ("int8-mixed", "float8-mixed")  # ours; stock's name of its float8
 _WEIGHTS = {"transformer-engine": torch.bfloat16, "transformer-engine-float16": torch.float16}
 
 
-def make_precision(precision: str | int | None, platform: str) -> Precision:
-    """The plugin for ``Trainer(precision=…)`` on a JAX platform (``"cpu"``, ``"gpu"``, ``"tpu"``).
+def make_precision(precision: str | int | None, platform: str, owner: str = "Trainer") -> Precision:
+    """The plugin for ``Trainer(precision=…)``, or Fabric's as ``owner``, on a JAX platform (``"cpu"``, ``"gpu"``, ``"tpu"``).
 
     Raises:
         ArgumentValueError: an unknown one.
@@ -36,7 +36,7 @@ def make_precision(precision: str | int | None, platform: str) -> Precision:
     name = _ALIASES[name]
     if name == "16-mixed" and platform != "gpu":
         rank_zero_warn(
-            f"You passed `Trainer(accelerator={platform!r}, precision='16-mixed')` but AMP with fp16 is not supported on "
+            f"You passed `{owner}(accelerator={platform!r}, precision='16-mixed')` but AMP with fp16 is not supported on "
             f"{platform.upper()}. Using `precision='bf16-mixed'` instead."
         )
         name = "bf16-mixed"

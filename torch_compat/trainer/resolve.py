@@ -106,7 +106,7 @@ def resolve(
         made.take_devices(found)
     if made.accelerator is None:
         made.accelerator = AcceleratorRegistry.get({"gpu": "cuda"}.get(kind, kind), Accelerator())
-    return made, _precision(made, given, precision, kind)
+    return made, _precision(made, given, precision, kind, owner)
 
 
 def sort_plugins(plugins: Any, *, sync_batchnorm: bool = False) -> Plugins:
@@ -270,7 +270,7 @@ def _twice(strategy: Strategy, plugin: Any, argument: str) -> None:
     )
 
 
-def _precision(strategy: Strategy, given: Plugins, precision: Any, platform: str) -> Precision:
+def _precision(strategy: Strategy, given: Plugins, precision: Any, platform: str, owner: str) -> Precision:
     plugin = given.precision
     if plugin is not None and strategy._precision_plugin not in (None, plugin):
         _twice(strategy, plugin, "precision")
@@ -278,6 +278,6 @@ def _precision(strategy: Strategy, given: Plugins, precision: Any, platform: str
         raise ArgumentValueError(
             f"Received both `precision={precision}` and `plugins={plugin}`. Choose one: each of them sets the precision"
         )
-    chosen = plugin or strategy._precision_plugin or make_precision(precision, platform)
+    chosen = plugin or strategy._precision_plugin or make_precision(precision, platform, owner)
     strategy.precision_plugin = chosen
     return chosen

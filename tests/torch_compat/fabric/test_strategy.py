@@ -126,3 +126,8 @@ def test_arguments_of_stocks_strategies(tmp_path: Path) -> None:
     fabric.save(tmp_path / "whole.ckpt", {"model": model})
     stored = torch.load(tmp_path / "whole.ckpt", weights_only=True)["model"]
     torch.testing.assert_close(stored["weight"], model.weight.detach())
+
+
+def test_a_name_gives_the_class_of_that_name() -> None:
+    names = {"ddp": DDPStrategy, "fsdp": FSDPStrategy, "single_device": SingleDeviceStrategy}
+    assert {name: type(Fabric(accelerator="cpu", devices=1, strategy=name).strategy) for name in names} == names

@@ -75,6 +75,7 @@ ask_each(
             {"loggers": 3},
         )
     ],
+    fabric_in_half_on_a_cpu=lambda: fabric(precision="16-mixed")._precision.precision,
     fabric_calls=lambda: fabric(callbacks=[type("A", (), {"on_x": lambda self, a: print("x", a)})()]).call("on_x", a=3),
     fabric_calls_nothing=lambda: fabric(callbacks=[type("A", (), {"on_x": 3})()]).call("on_x"),
     fabric_logs=lambda: fabric().log("a", 1.0),
