@@ -25,6 +25,7 @@ from xlatrain.bridge.tensors.live import LazyTensor, LiveTensors, lazy_tensor, l
 from xlatrain.cluster import distributed
 from xlatrain.host.host_memory import available_host_memory
 from xlatrain.mesh.mesh import is_multiprocess
+from xlatrain.mesh.pipelining import Pipelining
 from xlatrain.mesh.sharding import ShardingRules, like_parameters, replicated
 from xlatrain.step.loss_scale import LossScaleState
 from xlatrain.step.offload import check_host_memory, state_places
@@ -58,6 +59,7 @@ class ModelState:
         self._names = {id(t): name for name, t in {**self.params, **self.buffers}.items()}
         check_dense({**self.params, **self.buffers})
         self.param_shardings = rules.shardings(self.params, mesh)
+        self.pipelining = Pipelining.of_mesh(mesh, rules.rounds, rules.microbatches)
         self.offloads = rules.offload == "optimizer"
         if self.offloads:
             check_host_memory(mesh, "offload='optimizer'")

@@ -55,9 +55,11 @@ class ProgramBuilder:
     def training(self, step: CapturedStep, batch: PlacedBatch, mode: str, accumulate: int) -> Built:
         """The program of a training step; for ``mode`` and ``accumulate`` see :class:`~.mesh_steps.TrainingStep`."""
         stacking = None if mode == "split" else self._stack(step)
+        self._check_stages(step, stacking)
         builder = self._builder(step.capture.uses_random, stacking)
-        key = None if (plan := self.plan.key) is None else ("train", mode, accumulate, plan, builder.key)
-        return self._kept(step, batch, key, lambda: training_program(step, batch, mode, builder), stacking)
+        staged = self._model.pipelining
+        key = None if (plan := self.plan.key) is None else ("train", mode, accumulate, plan, builder.key, staged)
+        return self._kept(step, batch, key, lambda: training_program(step, batch, mode, builder, staged), stacking)
 
     def updating(self, step: CapturedStep, batch: PlacedBatch, optimizers: OptimizerSet, facts: Hashable) -> Built:
         """The program of a training step that runs its optimizers itself.
@@ -65,6 +67,7 @@ class ProgramBuilder:
         Args:
             facts: what else decides about the program.
         """
+        self._check_stages(step, None)
         model, size = self._model, self._model.gradient_bytes()
         builder = StepBuilder(self._mesh, no_update, model.shardings, draws=step.capture.uses_random, gradient_bytes=size)
         step_optimizer = optimizers.update_from_host if model.offloads else optimizers.update
@@ -73,9 +76,11 @@ class ProgramBuilder:
 
     def evaluation(self, step: CapturedStep, batch: PlacedBatch) -> Built:
         """The program of a validation, test or predict step."""
-        shardings, stacking = self._model.param_shardings, self._stack(step)
-        key = ("evaluate", self._mesh, tuple(sorted(shardings.items())), stacking)
-        make = functools.partial(evaluation_program, step, batch, self._mesh, shardings, stacked=stacking is not None)
+        shardings, stacking, staged = self._model.param_shardings, self._stack(step), self._model.pipelining
+        key = ("evaluate", self._mesh, tuple(sorted(shardings.items())), stacking, staged)
+        make = functools.partial(
+            evaluation_program, step, batch, self._mesh, shardings, stacked=stacking is not None, pipelining=staged
+        )
         return self._kept(step, batch, key, make, stacking)
 
     def update(self, static: Hashable) -> Callable[..., Any]:
@@ -105,18 +110,42 @@ class ProgramBuilder:
         key = (key, rows, split, step.scalars.is_empty, step.scalars.array_forms, tuple(step.scalars.outcomes))
         return Built(*step.kept.program(key, make), stacking)
 
+    def _check_stages(self, step: CapturedStep, stacking: Stacking | None) -> None:
+        """See that the layers of a training step run on the stages of the mesh.
+
+        Raises:
+            ValueError: the mesh has stages, and they do not.
+        """
+        pipelining = self._model.pipelining
+        if pipelining is None:
+            return
+        problem = step.capture.staged(pipelining).problem
+        if not problem and stacking is None:
+            problem = (
+                "the update does not take the parameters of layers as one array: it needs an optimizer of torch.optim, automatic "
+                "optimization, no hook that reads gradients, and layers of one param group"
+            )
+        if problem:
+            raise ValueError(
+                f"mesh axis 'stage' of size {pipelining.stages} splits repeated layers, but of the training step of "
+                f"{type(self._model.module).__name__} none run on stages: {problem}. Change that, or give the devices of 'stage' "
+                "to 'data' (over slices) or 'fsdp'"
+            )
+
     def _stack(self, step: CapturedStep) -> Stacking | None:
         """Decide how the programs of a captured step want the parameters of repeated layers; None by name, as they are."""
 
         def allowed(names: Sequence[str]) -> bool:
             return self._model.may_stack(names) and self.plan.stackable(names, self._model.state.opt_state)
 
-        stacking = step.stacking(allowed)
-        rolled, log = step.capture.rolled, self._log
+        pipelining, log = self._model.pipelining, self._log
+        stacking = step.stacking(allowed, pipelining)
+        staged = None if pipelining is None else step.capture.staged(pipelining)
+        rolled = staged.schedule if staged else step.capture.rolled
         unrolled = (
             "" if stacking else ", left unrolled: the optimizer, or how they are sharded, does not take their parameters stacked"
         )
-        log.loops += [f"{loop}{unrolled}" for loop in rolled.loops]
+        log.loops += [f"{loop}{unrolled}" for loop in (staged.in_words() if staged and stacking else rolled.loops)]
         log.loops += [f"{refused}, left unrolled" for refused in rolled.refused]
         told = kernels_of(step.capture.graph.graph, self._mesh)
         log.attention += [kernel for kernel in told if kernel not in log.attention]

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from torch_compat.step.capture.captured_step import CapturedStep, UpdateOptimizer
 from torch_compat.step.placed_batch import PlacedBatch
+from xlatrain.mesh.pipelining import Pipelining
 from xlatrain.step.assumed import Guarded
 from xlatrain.step.stacking import rows, stacked_shardings
 from xlatrain.step.state import TrainState
@@ -19,10 +20,12 @@ from xlatrain.xla.compiler_options import compiler_options, matmul_precision
 from xlatrain.xla.passes.apply import apply_jaxpr_passes
 
 
-def training_program(step: CapturedStep, batch: PlacedBatch, mode: str, builder: StepBuilder) -> Callable[..., Any]:
+def training_program(
+    step: CapturedStep, batch: PlacedBatch, mode: str, builder: StepBuilder, pipelining: Pipelining | None = None
+) -> Callable[..., Any]:
     """The program of a training step; ``mode`` is ``"fused"``, ``"accumulate"`` or ``"split"``, see :class:`StepBuilder`."""
     make = {"fused": builder.fused, "accumulate": builder.accumulate, "split": builder.split}[mode]
-    gradients = step.gradient_function(rolled=builder.stacking is not None, mesh=builder.mesh)
+    gradients = step.gradient_function(rolled=builder.stacking is not None, mesh=builder.mesh, pipelining=pipelining)
     return make(in_matmul_precision(_on_real_rows(gradients, batch)))
 
 
@@ -61,14 +64,20 @@ class UpdatingPrograms:
 
 
 def evaluation_program(
-    step: CapturedStep, batch: PlacedBatch, mesh: Mesh, shardings: Mapping[str, NamedSharding], *, stacked: bool
+    step: CapturedStep,
+    batch: PlacedBatch,
+    mesh: Mesh,
+    shardings: Mapping[str, NamedSharding],
+    *,
+    stacked: bool,
+    pipelining: Pipelining | None = None,
 ) -> Callable[..., Any]:
     """``(params, buffers, raw key, draws, batch, scalars) -> ((written params, changed buffers), outputs)``, jitted.
 
     ``shardings`` are the parameters' by name. If ``stacked``, params are (:mod:`xlatrain.step.stacking`), and repeated layers run
     as a loop.
     """
-    gradients = step.gradient_function(rolled=stacked, mesh=mesh)
+    gradients = step.gradient_function(rolled=stacked, mesh=mesh, pipelining=pipelining)
     forward = in_matmul_precision(_on_real_rows(gradients, batch))
 
     def evaluate(params: Any, buffers: Any, raw_key: jax.Array, draws: jax.Array, arrays: Any, scalars: Any) -> Any:

@@ -16,6 +16,7 @@ from torch_compat.utilities.registry import StrategyRegistryType
 from xlatrain.bridge.capture.traceable.transformers_experts import expert_splits
 from xlatrain.bridge.tensor_parallel import own_plan, planned_splits
 from xlatrain.mesh.mesh import AXES
+from xlatrain.mesh.pipelining import check_pipeline
 from xlatrain.mesh.sharding import ShardingRules, check_ending, pairs_of
 
 
@@ -40,6 +41,9 @@ class MeshStrategy(ParallelStrategy):
             themselves; a dict from module paths to styles (names, or torch's ``ColwiseParallel()``, ``RowwiseParallel()``,
             ``SequenceParallel()``) instead of that; None: only as the rules say.
         min_size: elements below which a parameter is not split over ``fsdp`` unless a rule says so.
+        microbatches: into how many parts a pipeline over ``stage`` cuts the rows of a batch; None: as many as the rows allow,
+            at most 8 for each stage.
+        rounds: how often a microbatch comes to each stage. With more rounds stages wait less, and send more.
         indivisible: what becomes of a dim that the axes of a rule do not divide: ``"error"``, or ``"replicate"``: it stays whole.
         remat: globs over module paths (``"model.layers.*"``): what these modules compute is computed again in the backward pass,
             not kept, as with ``torch.utils.checkpoint``.
@@ -67,6 +71,8 @@ class MeshStrategy(ParallelStrategy):
         tensor_parallel_plan: Mapping[str, Any] | Literal["auto"] | None = "auto",
         min_size: int = 1024,
         indivisible: Literal["error", "replicate"] = "error",
+        microbatches: int | None = None,
+        rounds: int = 1,
         remat: Sequence[str] = (),
         offload_activations: Sequence[str] = (),
         offload: Literal["optimizer"] | None = None,
@@ -78,11 +84,7 @@ class MeshStrategy(ParallelStrategy):
             raise ValueError(f"MeshStrategy: axes={axes!r}; expected a dict of sizes, e.g. {{'data': 2, 'fsdp': 4}}")
         if axes is not None and (unknown := sorted(set(axes) - set(AXES))):
             raise ValueError(f"MeshStrategy: unknown axes {unknown}; known axes: {', '.join(AXES)}")
-        if axes is not None and axes.get("stage", 1) != 1:
-            raise ValueError(
-                f"MeshStrategy: axes={dict(axes)}: there is no pipeline parallelism, so that 'stage' splits nothing; give "
-                "its devices to 'data' (over slices), 'fsdp', 'tensor' or 'context'"
-            )
+        check_pipeline((axes or {}).get("stage", 1), rounds, microbatches)
         if isinstance(tensor_parallel_plan, str) and tensor_parallel_plan != "auto":
             raise ValueError(f"MeshStrategy: tensor_parallel_plan={tensor_parallel_plan!r}; expected 'auto', a dict, or None")
         self.axes = None if axes is None else dict(axes)
@@ -93,6 +95,8 @@ class MeshStrategy(ParallelStrategy):
             axis_rules=dict(axis_rules or {}),
             indivisible=indivisible,
             offload=offload,
+            rounds=rounds,
+            microbatches=microbatches,
         )
         self.tensor_parallel_plan = tensor_parallel_plan
         if not isinstance(show_shardings, bool):

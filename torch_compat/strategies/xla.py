@@ -65,6 +65,11 @@ class XLAStrategy(DeviceStrategy):
             )
         if axes is not None and (unknown := sorted(set(axes) - set(AXES))):
             raise ValueError(f"{type(self).__name__}: unknown axes {unknown}; known axes: {', '.join(AXES)}")
+        if axes is not None and axes.get("stage", 1) != 1:
+            raise ValueError(
+                f"{type(self).__name__}: axes={dict(axes)}: torch-xla runs no pipeline, so that 'stage' splits nothing; give its "
+                "devices to 'data' or 'fsdp'"
+            )
         self.axes = None if axes is None else dict(axes)
         self.rules = ShardingRules(by_path=pairs_of("rules", rules), min_size=min_size)
         self.debug = debug

@@ -9,19 +9,22 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from xlatrain.host import libtpu_environment, malloc
 
 _KINDS = {"cpu": "CPU device", "gpu": "GPU", "tpu": "TPU chip"}
-AXES = ("data", "fsdp", "expert", "stage", "context", "tensor")
+AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
 """Every axis that a mesh may have, outermost first. A mesh always has all the axes that it was asked for, in this order."""
+
+STAGE_AXIS = "stage"
+"""The axis over which repeated layers are split; outermost, since stages send each other least: it goes over slices first."""
 
 EXPERT_AXIS = "expert"
 """The axis over which the experts of a mixture are split."""
 
-DATA_AXES = ("data", "fsdp", EXPERT_AXIS)
-"""The axes over which a batch is split."""
+DATA_AXES = (STAGE_AXIS, "data", "fsdp", EXPERT_AXIS)
+"""The axes over which a batch is split; over stages outside of the layers that they are stages of."""
 
 SEQUENCE_AXIS = "context"
 """The axis over which the sequences of a batch are split."""
@@ -131,13 +134,25 @@ def axes_over_slices(mesh: Mesh) -> tuple[str, ...]:
 
 
 def data_parallel_size(mesh: Mesh) -> int:
-    """The number of parts into which the mesh splits a batch."""
-    return math.prod(mesh.shape[axis] for axis in DATA_AXES if axis in mesh.shape)
+    """The number of parts into which the mesh splits a batch; inside of a stage, that which its devices split."""
+    return math.prod(mesh.shape[axis] for axis in batch_axes(mesh))
 
 
 def batch_axes(mesh: Mesh) -> tuple[str, ...]:
-    """The mesh's axes over which dim 0 of a batch is split."""
-    return tuple(axis for axis in DATA_AXES if axis in mesh.shape)
+    """The mesh's axes over which dim 0 of a batch is split; inside of a stage those of its devices."""
+    taken = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(axis for axis in DATA_AXES if axis in mesh.shape and axis not in taken)
+
+
+def mesh_here(mesh: Mesh) -> Mesh | AbstractMesh:
+    """``mesh`` as shardings and ``shard_map`` take it where this is called: inside of a stage the axes that are left of it."""
+    around = jax.sharding.get_abstract_mesh()
+    return around if around.manual_axes else mesh
+
+
+def stages(mesh: Mesh) -> int:
+    """The number of stages into which the mesh splits repeated layers."""
+    return dict(mesh.shape).get(STAGE_AXIS, 1)
 
 
 def sequence_parts(mesh: Mesh) -> int:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from xlatrain.mesh.mesh import STAGE_AXIS
 from xlatrain.step.offload import MEMORY
 from xlatrain.step.state import TrainState
 
@@ -90,7 +91,7 @@ class Stacking:
             new = {path: value for path, value in tree.items() if path not in inside}
             for key in self.keys:
                 if key.paths[0] in tree:
-                    new[key] = jax.tree.map(_of_stack, tree[key.paths[0]])
+                    new[key] = jax.tree.map(lambda sharding: _of_stack(sharding, len(key.paths)), tree[key.paths[0]])  # noqa: B023
             return new
 
         return replace(shardings, params=stacked(shardings.params), opt_state=stacked(shardings.opt_state))
@@ -109,7 +110,11 @@ def rows(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def stacked_shardings(values: Mapping[str, Any], shardings: Mapping[str, NamedSharding]) -> dict[str, NamedSharding]:
     """The shardings of a stacked mapping's arrays, given those of parameters by path."""
-    return {key: _of_stack(shardings[key.paths[0]]) if isinstance(key, StackKey) else shardings[key] for key in values}
+
+    def of(key: str) -> NamedSharding:
+        return _of_stack(shardings[key.paths[0]], len(key.paths)) if isinstance(key, StackKey) else shardings[key]
+
+    return {key: of(key) for key in values}
 
 
 def members(key: str) -> tuple[str, ...]:
@@ -118,13 +123,12 @@ def members(key: str) -> tuple[str, ...]:
 
 
 def cut(stack: jax.Array, index: int) -> jax.Array:
-    """Cut a member ``[…]`` out of a stack ``[members, …]``, on its devices, split as the stack is. One program serves all."""
-    sharding = stack.sharding
-    if isinstance(sharding, NamedSharding):
-        sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]), memory_kind=sharding.memory_kind)
-    else:
-        sharding = None
-    if not stack.is_fully_addressable:
+    """Cut a member ``[…]`` out of a stack ``[members, …]``, on its devices, split as the stack is. One program serves all.
+
+    Of a stack whose members lie on the stages of a mesh every process must cut.
+    """
+    sharding = _of_member(stack) if isinstance(stack.sharding, NamedSharding) else None
+    if not stack.is_fully_addressable and not _is_by_stage(stack.sharding):
         return _on_own_shards(lambda shard: _cut(shard, np.int32(index), None), (stack,), stack.shape[1:], sharding)
     return _cut(stack, np.int32(index), sharding)
 
@@ -134,8 +138,8 @@ def _on_own_shards(
 ) -> jax.Array:
     """Apply ``function`` to each of this process's shards of ``arrays``; the results are the shards of one array of ``shape``.
 
-    A stack's first dim is never split, so that no process needs another: one alone may read a parameter out of a stack, in a
-    hook or a logger.
+    Their first dim, of members, is not split, so that no process needs another: one alone may read a parameter out of a stack,
+    in a hook or a logger.
     """
     shards = [[shard.data for shard in array.addressable_shards] for array in arrays]
     parts = [function(*of_device) for of_device in zip(*shards, strict=True)]
@@ -198,10 +202,10 @@ def _on_parts(function: Callable[[Mapping[str, Any]], dict[str, Any]], state: Tr
 def _consume(*arrays: jax.Array) -> jax.Array:
     """Stack equal arrays ``[…]`` along a new first dim, ``[len(arrays), …]``, and delete them."""
     first = arrays[0]
-    sharding = _of_stack(first.sharding)
+    sharding = _of_stack(first.sharding, len(arrays))
     if len(arrays) * first.nbytes <= _SMALL and _on_one_cpu(first.sharding):
         stack = jax.device_put(np.stack([np.asarray(array) for array in arrays]), sharding if first.committed else None)
-    elif first.is_fully_addressable:
+    elif first.is_fully_addressable or _is_by_stage(sharding):
         stack = _stack(arrays, sharding)
     else:
         stack = _on_own_shards(lambda *shards: _stack(shards, None), arrays, (len(arrays), *first.shape), sharding)
@@ -255,8 +259,32 @@ def as_array(value: Any) -> Any:
     return value.array() if isinstance(value, Row) else value
 
 
-def _of_stack(sharding: Any) -> Any:
-    """The sharding of a stack whose members have ``sharding``: its new first dim is not split."""
-    if isinstance(sharding, NamedSharding):
-        return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec), memory_kind=sharding.memory_kind)
-    return sharding
+def _of_stack(sharding: Any, count: int) -> Any:
+    """The sharding of a stack of ``count`` members that have ``sharding``: the new first dim is split over stages alone."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    mesh, spec = sharding.mesh, [_without_stage(axes) for axes in sharding.spec]
+    by_stage = STAGE_AXIS in mesh.shape and count % mesh.shape[STAGE_AXIS] == 0
+    spec = [STAGE_AXIS, *spec] if by_stage else [None, *sharding.spec]
+    return NamedSharding(mesh, PartitionSpec(*spec), memory_kind=sharding.memory_kind)
+
+
+def _of_member(stack: jax.Array) -> NamedSharding:
+    """The sharding of a stack's member; what lay on one stage is split over all by its largest whole dim, where that divides."""
+    sharding: Any = stack.sharding
+    spec = [*sharding.spec[1:], *[None] * (stack.ndim - len(sharding.spec))]
+    if _is_by_stage(sharding):
+        stages, shape = sharding.mesh.shape[STAGE_AXIS], stack.shape[1:]
+        whole = [dim for dim, axes in enumerate(spec) if axes is None and shape[dim] % stages == 0]
+        if whole:
+            spec[max(whole, key=lambda dim: shape[dim])] = STAGE_AXIS
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec), memory_kind=sharding.memory_kind)
+
+
+def _is_by_stage(sharding: Any) -> bool:
+    return isinstance(sharding, NamedSharding) and len(sharding.spec) > 0 and sharding.spec[0] == STAGE_AXIS
+
+
+def _without_stage(axes: Any) -> Any:
+    left = tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ()) if axis != STAGE_AXIS)
+    return left if len(left) > 1 else left[0] if left else None

@@ -52,7 +52,7 @@ def test_activations_are_split_along_the_sequence() -> None:
     ("axes", "length", "said"),
     [
         ({"fsdp": 2, "context": 4}, 14, "a sequence of 14 does not divide by mesh axis 'context' of size 4"),
-        ({"fsdp": 4, "stage": 2}, 16, "there is no pipeline parallelism, so that 'stage' splits nothing"),
+        ({"fsdp": 2, "stage": 4}, 16, "none run on stages: it has no 4 or more equal layers"),
     ],
 )
 def test_meshes_that_cannot_be(axes: dict[str, int], length: int, said: str) -> None:

@@ -22,6 +22,7 @@ from xlatrain.bridge.capture.updates import use_updates
 from xlatrain.bridge.lower.index_checks import IndexCheck, IndexFindings, checks_are_on, index_checks
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.mesh.mesh import platform
+from xlatrain.mesh.pipelining import Pipelining
 from xlatrain.step.assumed import Outcomes, outcomes
 from xlatrain.step.loss_scale import LossScaleState
 from xlatrain.step.stacking import Stacking, StackKey, as_array
@@ -71,17 +72,19 @@ class CapturedStep(StepRun):
         """The shapes and dtypes of the step's values."""
         return tuple(self.capture.outputs[output.index] for output in self.capture.result["values"])
 
-    def stacking(self, allowed: Callable[[Sequence[str]], bool]) -> Stacking | None:
+    def stacking(self, allowed: Callable[[Sequence[str]], bool], pipelining: Pipelining | None = None) -> Stacking | None:
         """The parameters to store stacked, so that the step's repeated layers run as a loop over them; None for none.
 
         Args:
             allowed: whether parameters of these names may be one stack, as far as the optimizer and the mesh go.
+            pipelining: the layers run on stages, in whose order they are stacked.
         """
         found = self.capture.result
         if found["params"]:
             return None  # written in the step, by name
         keys = []
-        for positions in self.capture.rolled.stacked_inputs():
+        staged = None if pipelining is None else self.capture.staged(pipelining)
+        for positions in (staged or self.capture.rolled).stacked_inputs():
             names = tuple(self.param_names[i] for i in positions if i < len(self.param_names))
             same = len({found["grads"].get(name) is None for name in names}) == 1
             if len(names) == len(positions) and same and allowed(names):
@@ -141,14 +144,17 @@ class CapturedStep(StepRun):
         """The parameters that get a gradient."""
         return frozenset(name for name, grad in self.capture.result["grads"].items() if grad is not None)
 
-    def gradient_function(self, *, rolled: bool = False, mesh: Mesh | None = None) -> Callable[..., GradientOutput]:
+    def gradient_function(
+        self, *, rolled: bool = False, mesh: Mesh | None = None, pipelining: Pipelining | None = None
+    ) -> Callable[..., GradientOutput]:
         """The step as ``(params, buffers, batch leaves, key, scalars) -> GradientOutput`` for :mod:`xlatrain.step.step`.
 
         ``outputs`` is ``(packed scalars float32[n], values)``; ``mesh`` is what it will run on. If
-        ``rolled``, repeated layers run as loops; parameters and gradients may then be :class:`~xlatrain.step.stacking.Row`.
+        ``rolled``, repeated layers run as loops, on the stages of ``pipelining`` if there is one; parameters and gradients may
+        then be :class:`~xlatrain.step.stacking.Row`.
         """
         capture, param_names, buffer_names = self.capture, self.param_names, self.buffer_names  # not the step: see KeptGraph
-        run = lower(capture, rolled=rolled, **_of_mesh(mesh))
+        run = lower(capture, rolled=rolled, pipelining=pipelining, **_of_mesh(mesh))
         gradients_of = {leaf.index for leaf in capture.result["grads"].values() if leaf is not None}
         graph_inputs = functools.partial(scalar_inputs, without=self.scalars.is_empty)
         checks = self.index_checks

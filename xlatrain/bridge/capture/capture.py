@@ -50,8 +50,10 @@ from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
 from xlatrain.bridge.inference_mode import without_inference_mode
 from xlatrain.bridge.loops.rolling import copies_to_roll, roll
 from xlatrain.bridge.loops.schedule import Schedule, unrolled
+from xlatrain.bridge.loops.staging import Staged, stage
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
+from xlatrain.mesh.pipelining import Pipelining
 
 if TYPE_CHECKING:
     from xlatrain.bridge.capture.bounds import Bounds
@@ -93,6 +95,7 @@ class Capture:
     constants: dict[str, torch.Tensor] = field(repr=False)
     uses_random: bool
     bounds: Bounds | None = field(default=None, repr=False)
+    _staged: dict[Pipelining, Staged] = field(default_factory=dict, repr=False, compare=False)
 
     def unflatten(self, outputs: list[Any]) -> Any:
         """The function's result with ``outputs`` (one per tensor, any type) in place of its tensors."""
@@ -106,6 +109,16 @@ class Capture:
             return unrolled(graph)
         with _uncollected():
             return roll(graph, copies_to_roll(offloading=offloads(graph)))
+
+    def staged(self, pipelining: Pipelining) -> Staged:
+        """The graph with its repeated layers on the stages of a mesh."""
+        known = self._staged.get(pipelining)
+        if known is None:
+            graph, least = self.graph.graph, min(pipelining.chunks, copies_to_roll())
+            with _uncollected():
+                schedule = unrolled(graph) if self.bounds is not None else roll(graph, max(2, least))
+                known = self._staged[pipelining] = stage(schedule, pipelining)
+        return known
 
     @functools.cached_property
     def code(self) -> str:

@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 from torch.fx.node import Node
 
+from xlatrain.bridge.loops.pipeline import Emitted, StageRun
 from xlatrain.bridge.loops.schedule import (
     BodyValue,
     Carried,
@@ -27,9 +29,11 @@ from xlatrain.bridge.loops.schedule import (
     ScanOutput,
     Schedule,
     Source,
+    constants_of,
     is_final_carry,
     used_whole,
 )
+from xlatrain.bridge.loops.staging import Staged
 from xlatrain.step.stacking import Row, common_stack
 
 
@@ -69,16 +73,25 @@ class Values:
         schedule: what runs.
         platform: of the devices.
         found: takes what the ops find besides; a loop gives what it found after all of its copies.
+        staged: which loops run on the stages of ``mesh``.
     """
 
-    def __init__(self, schedule: Schedule, platform: str | None, found: LoopFindings) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        platform: str | None,
+        found: LoopFindings,
+        staged: Staged | None = None,
+        mesh: Mesh | None = None,
+    ) -> None:
         self._found = found
+        self._staged, self._mesh = staged, mesh
         self._schedule = schedule
         self._as_integers = platform == "cpu"
         self._known: dict[Node, Any] = {}
         self._cut: dict[Node, Any] = {}
         self._final: dict[Loop, tuple[Any, ...]] = {}
-        self._emitted: dict[Loop, Mapping[Key | Carried, jax.Array]] = {}
+        self._emitted: dict[Loop, Mapping[Key | Carried, jax.Array | Emitted]] = {}
         self._stacks: dict[tuple[Node, ...], jax.Array] = {}
 
     def __setitem__(self, node: Node, value: Any) -> None:
@@ -106,11 +119,17 @@ class Values:
         if is_final_carry(place):
             number = next(i for i, (_, key) in enumerate(place.loop.carries) if key is place.key)
             return self._final[place.loop][number]
-        return Row(self._emitted[place.loop][place.key], place.loop.index(place.copy))
+        emitted, index = self._emitted[place.loop][place.key], place.loop.index(place.copy)
+        if not isinstance(emitted, Emitted):
+            return Row(emitted, index)
+        return emitted.of_layer(index) if emitted.rows else Row(emitted.array, emitted.order.index(index))
 
     def run(self, loop: Loop, compute: Compute) -> None:
         """Run a loop; afterwards its nodes have values."""
         outside = {node: self[node] for node in used_whole(loop)}  # taken here: what the body makes stays in the body
+        if self._staged is not None and loop in self._staged.loops:
+            self._run_on_stages(loop, outside, compute)
+            return
 
         sources = [self._array(source) for source in loop.scanned]
         emitted_dtypes: list[Any] = []
@@ -150,6 +169,27 @@ class Values:
         stacks = [_with_dtype(stack, dtype) for stack, dtype in zip(emitted, emitted_dtypes, strict=True)]
         self._emitted[loop] = dict(zip(loop.emitted, stacks, strict=True))
 
+    def _run_on_stages(self, loop: Loop, outside: dict[Node, Any], compute: Compute) -> None:
+        assert self._staged is not None and self._mesh is not None
+        staged, pipelining = self._staged.loops[loop], self._staged.pipelining
+        order = pipelining.order(loop.count)
+
+        def source_array(source: Source) -> jax.Array:
+            if isinstance(source, Draws):
+                return jnp.asarray([source.numbers[layer] for layer in order], jnp.int32)
+            if isinstance(source, ScanOutput):
+                emitted = self._emitted[source.loop][source.value]
+                return emitted.array if isinstance(emitted, Emitted) else emitted[jnp.asarray(order)]
+            stack = common_stack([self.row(source.nodes[layer]) for layer in order])
+            return jnp.stack([self[source.nodes[layer]] for layer in order]) if stack is None else stack
+
+        run = StageRun(staged, pipelining, self._mesh, compute, self._found)
+        initial = [outside[init] for init, _ in loop.carries]
+        constants = {node: outside[node] for op in loop.body for node in constants_of(op)}
+        final, emitted, found = run.run(initial, constants, [source_array(source) for source in loop.scanned])
+        self._final[loop], self._emitted[loop] = tuple(final), emitted
+        self._found.note_loop(found)
+
     def _as_integer(self, array: jax.Array) -> bool:
         """Whether the array is scanned as integers of its bits: 16-bit floats, where XLA would widen them."""
         return self._as_integers and array.dtype in (jnp.bfloat16, jnp.float16)
@@ -174,7 +214,8 @@ class Values:
 
     def _slice(self, source: ScanOutput) -> jax.Array | _Part:
         """The part (count, …) of an earlier loop's output."""
-        array = self._emitted[source.loop][source.value]
+        emitted = self._emitted[source.loop][source.value]
+        array = emitted.all() if isinstance(emitted, Emitted) else emitted
         if source.count != source.loop.count:
             return _Part(array, source.start, source.count, source.flip)
         return jnp.flip(array, 0) if source.flip else array

@@ -246,8 +246,13 @@ def needed_by(step: Node | Loop) -> Iterable[Node]:
 
 def used_whole(loop: Loop) -> list[Node]:
     """The nodes from outside whose values a loop uses as they are, not in a stack."""
-    outside = [operand.node for op in loop.body for operand in op.operands if isinstance(operand, LoopConstant)]
+    outside = [node for op in loop.body for node in constants_of(op)]
     return [*outside, *(init for init, _ in loop.carries)]
+
+
+def constants_of(op: BodyOp) -> list[Node]:
+    """The nodes from outside whose values an op of a body uses as they are."""
+    return [operand.node for operand in op.operands if isinstance(operand, LoopConstant)]
 
 
 def operands_of(node: Node) -> list[Node]:

@@ -119,6 +119,11 @@ class IndexFindings:
                 if of_copies:
                     self._of[op.node] = of_copies[0]
 
+    def stand_in(self, node: Node, original: Node) -> None:
+        """``node`` computes a part of what ``original`` would."""
+        if original in self._of:
+            self._of[node] = self._of[original]
+
     def looks_at(self, node: Node) -> bool:
         """Whether an op has indices to check."""
         return node in self._of

@@ -26,6 +26,7 @@ from xlatrain.bridge.lower.registry import lowering_of
 from xlatrain.bridge.lower.registry import partitioned as partitioned_program
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
+from xlatrain.mesh.pipelining import Pipelining
 
 _IDENTITIES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
@@ -50,6 +51,7 @@ def lower(
     platform: str | None = None,
     partitioned: bool = False,
     mesh: Mesh | None = None,
+    pipelining: Pipelining | None = None,
 ) -> Lowered:
     """A pure JAX function that computes ``capture``'s graph, to be called under ``jax.jit``.
 
@@ -62,6 +64,7 @@ def lower(
         partitioned: whether the program is for several devices (:mod:`xlatrain.bridge.lower.registry`).
         mesh: those devices, for kernels that XLA does not partition itself (:mod:`xlatrain.bridge.lower.kernels`); None if
             unknown.
+        pipelining: if ``rolled``, layers run on the stages of ``mesh`` (:mod:`xlatrain.bridge.loops.pipeline`).
 
     It takes one array per input (in order; dtype :func:`~xlatrain.bridge.tensors.dtypes.jax_dtype` of torch's) and a PRNG key
     (None where the graph draws no random numbers), and gives one array per output. Where the graph's sizes are bounds it takes
@@ -71,7 +74,8 @@ def lower(
         LoweringError: ops of the graph have no lowering; all of them are listed, each with the user's line.
     """
     _check_lowerings(capture)
-    schedule = capture.rolled if rolled else unrolled(capture.graph.graph)
+    staged = capture.staged(pipelining) if rolled and pipelining else None
+    schedule = staged.schedule if staged else capture.rolled if rolled else unrolled(capture.graph.graph)
     starts = {} if schedule.loops else recomputations(capture.graph.graph)
     # Of a tensor whose memory an array shares, torch would no longer change the size.
     constants = {name: as_numpy(tensor.detach().clone()) for name, tensor in capture.constants.items()}
@@ -86,12 +90,14 @@ def lower(
     ) -> list[Any]:
         found = found or IndexFindings(())
         found.follow(schedule)
+        for op in staged.ops if staged else ():
+            found.stand_in(op.op.node, op.original)
         true = None if capture.bounds is None or numbers is None else TrueNumbers(capture.bounds, *numbers)
 
         def compute(node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
             return _call(capture, node, operands, draw, found, true, turned=node in turned)
 
-        values = Values(schedule, platform, found)
+        values = Values(schedule, platform, found, staged, mesh)
         given = iter(inputs)
         with use_key(key), partitioned_program(partitioned, mesh):
             for step in schedule.steps:

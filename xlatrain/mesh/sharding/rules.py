@@ -14,7 +14,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xlatrain.mesh.mesh import AXES, EXPERT_AXIS
+from xlatrain.mesh.mesh import AXES, EXPERT_AXIS, STAGE_AXIS
 
 
 @dataclass(frozen=True)
@@ -63,21 +63,22 @@ class ShardingRules:
     1. ``by_path``: the first glob that matches the path. The spec is taken as it is.
     2. ``logical_axes``: the first glob that matches gives the parameter's dims names, and ``axis_rules`` gives these names
        mesh axes (as ``flax.linen.logical_to_mesh_axes``). A name without a rule is not split.
-    3. ``planned``: a plan says which dims ``tensor`` and ``expert`` split; ``fsdp`` then splits another, as in 4.
+    3. ``planned``: a plan says which dims ``tensor`` and ``expert`` split; ``fsdp`` and ``stage`` then split others, as in 4.
     4. automatic: a parameter of at least ``min_size`` elements is split over ``fsdp``, if the mesh has it, along its largest dim
-       that the axis divides.
+       that the axis divides; then over ``stage``. (Stacked layers are split over ``stage`` by layers instead, whatever decided.)
 
     A dim that its axes do not divide is an error under ``by_path`` and ``logical_axes``, or stays whole with
     ``indivisible="replicate"``; plans and the automatic rule leave it whole. Nothing is padded.
 
     Attributes:
         by_path: pairs of a glob over the parameter's dotted path (``"*.attn.*.weight"``) and its spec.
-        min_size: elements below which a parameter is not split over ``fsdp`` by 3 and 4.
+        min_size: elements below which a parameter is not split over ``fsdp`` and ``stage`` by 3 and 4.
         logical_axes: pairs of a glob and a name, or None, for each dim.
         axis_rules: logical name → mesh axis, axes, or None.
         planned: by parameter path; see :mod:`xlatrain.bridge.tensor_parallel`, which makes them of a module.
         indivisible: what becomes of such a dim under 1 and 2.
         offload: ``"optimizer"``: the optimizer's state lies in host memory (:mod:`xlatrain.step.offload`).
+        rounds, microbatches: of the pipeline over ``stage``, see :class:`~xlatrain.mesh.pipelining.Pipelining`.
 
     Raises:
         ValueError: a rule names an axis that no mesh has, or a logical name is not in ``axis_rules``.
@@ -90,6 +91,8 @@ class ShardingRules:
     planned: Mapping[str, PlannedSplit] = field(default_factory=dict)
     indivisible: Literal["error", "replicate"] = "error"
     offload: Literal["optimizer"] | None = None
+    rounds: int = 1
+    microbatches: int | None = None
 
     def __post_init__(self) -> None:
         if self.indivisible not in ("error", "replicate"):
@@ -138,7 +141,9 @@ class ShardingRules:
                 return self._asked(where, PartitionSpec(*present), shape, mesh, "logical", pattern)
         if (entry := self.planned.get(path)) is not None:
             return self._planned(entry, shape, mesh)
-        split, reasons = self._over_fsdp([None] * len(shape), shape, mesh)
+        split, reasons = self._over("fsdp", [None] * len(shape), shape, mesh)
+        split, more = self._over(STAGE_AXIS, split, shape, mesh)
+        reasons += more
         if mesh.shape.get("tensor", 1) > 1:
             reasons.append("whole over tensor: no rule or plan names it")
         return Choice(_spec(split), "automatic", "", tuple(reasons))
@@ -179,25 +184,27 @@ class ShardingRules:
         if entry.expert is not None and mesh.shape.get(EXPERT_AXIS, 1) > 1:
             split[entry.expert] = EXPERT_AXIS
         if entry.fsdp:
-            split, more = self._over_fsdp(split, shape, mesh)
+            split, more = self._over("fsdp", split, shape, mesh)
             reasons += more
         elif mesh.shape.get("fsdp", 1) > 1:
             reasons.append(f"whole over fsdp: the plan says so ({entry.source})")
+        split, more = self._over(STAGE_AXIS, split, shape, mesh)
+        reasons += more
         return Choice(_spec(split), "plan", entry.source, tuple(reasons))
 
-    def _over_fsdp(self, split: list[Any], shape: tuple[int, ...], mesh: Mesh) -> tuple[list[Any], list[str]]:
-        """``split`` with the largest of its whole dims over ``fsdp``, or why not."""
-        size = mesh.shape.get("fsdp", 1)
+    def _over(self, axis: str, split: list[Any], shape: tuple[int, ...], mesh: Mesh) -> tuple[list[Any], list[str]]:
+        """``split`` with the largest of its whole dims over an axis, or why not."""
+        size = mesh.shape.get(axis, 1)
         if size == 1:
             return split, []
         if math.prod(shape) < self.min_size:
-            return split, [f"whole over fsdp: {math.prod(shape)} elements, fewer than min_size={self.min_size}"]
+            return split, [f"whole over {axis}: {math.prod(shape)} elements, fewer than min_size={self.min_size}"]
         divisible = [dim for dim, length in enumerate(shape) if split[dim] is None and length % size == 0]
         if not divisible:
             free = "other dim" if any(split) else "dim"
-            return split, [f"whole over fsdp: no {free} of {shape} is divisible by {size}"]
+            return split, [f"whole over {axis}: no {free} of {shape} is divisible by {size}"]
         largest = max(divisible, key=lambda dim: shape[dim])
-        return [*split[:largest], "fsdp", *split[largest + 1 :]], []
+        return [*split[:largest], axis, *split[largest + 1 :]], []
 
     def shardings(self, tree: Mapping[str, Any], mesh: Mesh) -> dict[str, NamedSharding]:
         """The ``NamedSharding`` of each entry (anything with a ``shape``) of a dict keyed by parameter path."""

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from xlatrain.mesh.mesh import DATA_AXES, SEQUENCE_AXIS, axes_over_slices
+from xlatrain.mesh.mesh import DATA_AXES, SEQUENCE_AXIS, STAGE_AXIS, axes_over_slices
 from xlatrain.mesh.sharding.rules import Choice, ShardingRules
 
 _ROLES = ("parameter", "optimizer state", "buffer")
@@ -183,24 +183,24 @@ def _parts(spec: PartitionSpec, mesh: Mesh) -> int:
 
 
 def idle_axes(specs: Iterable[PartitionSpec], mesh: Mesh) -> dict[str, str]:
-    """Axes other than ``data`` and ``context`` of several devices that split no parameter → that, in words."""
+    """Axes of several devices that split no parameter, though they would be there for it → that, in words."""
     used = {name for spec in specs for axes in spec if axes for name in ((axes,) if isinstance(axes, str) else axes)}
     return {
         name: f"mesh axis {name!r} of size {size} splits no parameter: each of its devices holds them all"
         f"{'' if name in DATA_AXES else ' and computes the same'}. Add a rule or a plan for it, or give its devices to 'data'"
         for name, size in mesh.shape.items()
-        if name not in ("data", SEQUENCE_AXIS) and size > 1 and name not in used
+        if name not in ("data", STAGE_AXIS, SEQUENCE_AXIS) and size > 1 and name not in used
     }
 
 
 def slow_axes(mesh: Mesh) -> list[str]:
-    """Axes other than ``data`` that go over several TPU slices, in words."""
+    """Axes other than ``data`` and ``stage`` that go over several TPU slices, in words."""
     return [
         f"mesh axis {name!r} of size {mesh.shape[name]} goes over several TPU slices: what it gathers and sums in every layer "
-        "takes the data-center network, which bears little more than the sums of gradients over 'data'. Let 'data' be the number "
-        "of slices or a multiple, e.g. {'data': 2, 'fsdp': -1} for two"
+        "takes the data-center network, which bears little more than the sums of gradients over 'data', or what stages hand on. "
+        "Let 'data' or 'stage' be the number of slices or a multiple, e.g. {'data': 2, 'fsdp': -1} for two"
         for name in axes_over_slices(mesh)
-        if name != "data"
+        if name not in ("data", STAGE_AXIS)
     ]
 
 

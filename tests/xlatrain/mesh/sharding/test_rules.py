@@ -62,7 +62,7 @@ def test_a_dim_that_does_not_divide(mesh: Mesh) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ShardingRules(by_path=(("w", P("tensro")),)), r"'w'.*unknown mesh axis \['tensro'\]; known axes: data, fsdp"),
+        (lambda: ShardingRules(by_path=(("w", P("tensro")),)), r"'w'.*unknown mesh axis \['tensro'\]; known axes: stage, data"),
         (lambda: ShardingRules(axis_rules={"heads": "rows"}), r"axis rule 'heads'.*unknown mesh axis \['rows'\]"),
         (lambda: ShardingRules(logical_axes=(("w", ("heads", None)),)), r"no axis rule for \['heads'\]"),
         (lambda: ShardingRules(by_path=(("w", P("fsdp", "fsdp")),)), r"'w' → .*'fsdp' stands there twice"),

@@ -3,20 +3,21 @@ of its host, the barrier in front of a recomputation, optimizer updates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import xlatrain.bridge.capture.offloading
 import xlatrain.bridge.capture.rematerialization  # noqa: F401  defines the ops
 from xlatrain.bridge.capture.activations import MESHES
 from xlatrain.bridge.capture.updates import lower_update
 from xlatrain.bridge.lower.registry import lowers
-from xlatrain.mesh.mesh import SEQUENCE_AXIS, batch_axes, sequence_parts
+from xlatrain.mesh.mesh import SEQUENCE_AXIS, STAGE_AXIS, batch_axes, mesh_here, sequence_parts
 
 
 @lowers("xlatrain.split_rows.default")
@@ -27,30 +28,35 @@ def split_rows(x: jax.Array, mesh: int) -> jax.Array:
     if parts > 1 and x.ndim > 2 and x.shape[1] % parts == 0:
         rest[0] = SEQUENCE_AXIS
     spec = PartitionSpec(batch_axes(MESHES[mesh]) or None, *rest)
-    return jax.lax.with_sharding_constraint(x, NamedSharding(MESHES[mesh], spec))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh_here(MESHES[mesh]), spec))
 
 
 @lowers("xlatrain.split_features.default")
 def split_features(x: jax.Array, mesh: int, rows: bool) -> jax.Array:
-    """``x``, its last dim over ``fsdp``; where dim 0 is rows of a batch it is split over ``data``."""
+    """``x``, its last dim over ``fsdp``; where dim 0 is rows of a batch it is split over ``data``, and stages."""
     axes = MESHES[mesh]
     spec: list[Any] = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
-    if rows and spec and axes.shape.get("data", 1) > 1 and x.shape[0] % axes.shape["data"] == 0:
-        spec[0] = "data"
-    return jax.lax.with_sharding_constraint(x, NamedSharding(axes, PartitionSpec(*spec, "fsdp")))
+    if rows and spec and (split := _beside_fsdp(axes, x.shape[0])):
+        spec[0] = split
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh_here(axes), PartitionSpec(*spec, "fsdp")))
 
 
 @lowers("xlatrain.whole_over_fsdp.default")
 def whole_over_fsdp(x: jax.Array, mesh: int) -> jax.Array:
-    """``x``, dim 0 over ``data`` alone where that divides it, dim 1 over the sequence axis: every device of ``fsdp`` has the same
-    part."""
+    """``x``, dim 0 over ``data``, and stages, alone where these divide it, dim 1 over the sequence axis: every device of ``fsdp``
+    has the same part."""
     axes = MESHES[mesh]
-    size = axes.shape.get("data", 1)
     rest: list[Any] = [None] * (x.ndim - 1)
     if rest and sequence_parts(axes) > 1 and x.shape[1] % sequence_parts(axes) == 0:
         rest[0] = SEQUENCE_AXIS
-    spec = PartitionSpec("data" if size > 1 and x.shape[0] % size == 0 else None, *rest)
-    return jax.lax.with_sharding_constraint(x, NamedSharding(axes, spec))
+    spec = PartitionSpec(_beside_fsdp(axes, x.shape[0]) or None, *rest)
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh_here(axes), spec))
+
+
+def _beside_fsdp(mesh: Mesh, rows: int) -> tuple[str, ...]:
+    """The axes that split rows of a lookup, whose features ``fsdp`` splits; none where they do not divide."""
+    axes = tuple(axis for axis in batch_axes(mesh) if axis in ("data", STAGE_AXIS) and mesh.shape[axis] > 1)
+    return axes if rows % math.prod(mesh.shape[axis] for axis in axes) == 0 else ()
 
 
 @lowers("xlatrain.to_host.default")
