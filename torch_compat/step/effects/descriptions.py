@@ -24,14 +24,12 @@ from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import SLOTS
+from torch_compat.step.values import policy
 from torch_compat.step.values.marks import slots
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import attributes_of
 
-_DEPTH = 8
-_MOST = 2000  # objects in a value; of what is beyond the class counts
 _SHORT = 200  # characters that are written out
-_LARGE = 1 << 22  # bytes of an array
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), *SLOTS})
 VALUES = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, np.dtype, np.generic, range, slice, enum.Enum)
 """Classes whose objects do not change, and show all that they are."""
@@ -74,7 +72,7 @@ class _Description:
             return _identity(value)
         if id(value) in self._met:
             return f"value {list(self._met).index(id(value))} again"
-        if depth == _DEPTH or len(self._met) == _MOST:
+        if depth == policy.DEPTH or len(self._met) == policy.OBJECTS:
             return f"a {kind.__qualname__}"
         self._met[id(value)] = value
         inside = ", ".join(self._parts(value, depth + 1))
@@ -124,7 +122,7 @@ class _Description:
         if value.dtype == object:
             yield from self._all(value.reshape(-1).tolist(), depth)
         else:
-            yield _identity(value) if value.nbytes > _LARGE else repr(value.tobytes())
+            yield _identity(value) if value.nbytes > policy.BYTES else repr(value.tobytes())
 
     def _of_function(self, value: types.FunctionType, depth: int) -> Iterator[str]:
         code = value.__code__

@@ -19,10 +19,10 @@ import torch.utils._pytree as pytree
 
 from torch_compat.step.effects.descriptions import describe
 from torch_compat.step.host.slots import SLOTS, ValueSlot
+from torch_compat.step.values import policy
 from torch_compat.step.values.marks import look, same
 from torch_compat.step.values.names import MISSING
 
-_OUTLINED = 64  # entries
 _CONTAINERS = (list, dict, deque, set)
 Step = tuple[str, Any]
 """One step of a path: ``("attr", name)`` or ``("item", key or index)``."""
@@ -300,7 +300,7 @@ def outline(place: ObjectPath, roots: Mapping[str, Any]) -> Hashable:
         found = place.find(roots, strictly=True)
     except (KeyError, IndexError, AttributeError, TypeError):
         return None
-    if len(found) > _OUTLINED:
+    if len(found) > policy.FEW:
         return len(found)
     return tuple(map(look, found))
 

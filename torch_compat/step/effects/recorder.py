@@ -21,22 +21,17 @@ from torch_compat.step.host.batch_texts import TracedText, TracedTexts
 from torch_compat.step.host.calls import is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.values import policy
 from torch_compat.step.values.generators import same_state, set_state, state_of, use_of
 from torch_compat.step.values.marks import PLAIN, holds_the_same, look, same, slots
-from torch_compat.step.values.user_objects import MAX_ENTRIES, attributes_of, is_user_class, is_user_object
+from torch_compat.step.values.user_objects import attributes_of, is_user_class, is_user_object
 from torch_compat.utilities.metric_types import is_metric_or_collection
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.errors import CaptureError
 
-_MAX_DEPTH = 6
 _NOTHING_INSIDE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None))
 _IN_ATTRIBUTES = (torch.nn.Module, *_NOTHING_INSIDE)  # modules are walked as such
 _FROM_THE_STEP = (torch.Tensor, HostArray, HostScalar, HostFuture, TracedText, TracedTexts)
-_LOOKED_AT = 64  # entries
-LARGE_ARRAY = 1 << 20
-"""Bytes: larger arrays are data; what is in them is not followed."""
-_INFRASTRUCTURE = frozenset({"torch", "torch_compat", "xlatrain", "torchmetrics", "lightning", "pytorch_lightning", "__main__"})
-"""Packages whose objects are no state of a step, or are followed by their own means."""
 CACHES_OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
 """Attributes in which torch's recurrent layers keep their parameters once more: taken back, but no effects of the step."""
 HOOKS = (
@@ -166,7 +161,7 @@ class Recording:
         known: set[int] = set()
         self.there_before = known
         modules = [one for root in self.roots.values() if isinstance(root, torch.nn.Module) for one in root.modules()]
-        self._packages = {type(one).__module__.partition(".")[0] for one in modules} - _INFRASTRUCTURE
+        self._packages = {type(one).__module__.partition(".")[0] for one in modules} - policy.INFRASTRUCTURE
         for name, root in self.roots.items():
             self._see(ObjectPath(name), root, known, 0)
 
@@ -175,13 +170,13 @@ class Recording:
         self._written.add((id(owner), name))
 
     def _see(self, place: ObjectPath, value: Any, known: set[int], depth: int) -> None:
-        if id(value) in known or depth > _MAX_DEPTH or is_metric_or_collection(value):
+        if id(value) in known or depth > policy.DEPTH_OF_STATE or is_metric_or_collection(value):
             return
         if isinstance(value, list | deque):
             known.add(id(value))
             self._seen.append(_Seen(place, value, list(value)))
             last = len(value) - 1
-            for index, item in enumerate(value if last < MAX_ENTRIES else ()):
+            for index, item in enumerate(value if last < policy.MOST else ()):
                 if not isinstance(item, _NOTHING_INSIDE):
                     self._see(place.then("item", -1 if index == last else index), item, known, depth + 1)
         elif isinstance(value, dict):
@@ -194,7 +189,7 @@ class Recording:
             known.add(id(value))
             self._seen.append(_Seen(place, value, set(value)))
         elif isinstance(value, np.ndarray):
-            if value.nbytes <= LARGE_ARRAY:
+            if value.nbytes <= policy.BYTES_OF_STATE:
                 self._arrays.append((place, value, value.copy()))
         elif (stream := state_of(value)) is not None:
             known.add(id(value))
@@ -408,11 +403,11 @@ def _held_by(value: Any, depth: int) -> tuple[Any, ...]:
         cells = [cell for cell in value.__closure__ or () if cell != types.CellType()]
         return (*(cell.cell_contents for cell in cells), *(value.__defaults__ or ()))
     if isinstance(value, set | frozenset) or (isinstance(value, list | tuple) and depth):
-        return tuple(value)[:_LOOKED_AT]
+        return tuple(value)[: policy.FEW]
     if isinstance(value, dict) and depth:
-        return tuple(value.values())[:_LOOKED_AT]
+        return tuple(value.values())[: policy.FEW]
     if is_user_object(value) and not isinstance(value, torch.nn.Module):
-        return tuple(vars(value).values())[:_LOOKED_AT]
+        return tuple(vars(value).values())[: policy.FEW]
     return tuple(getattr(value, name, None) for name in slots(type(value))) if is_user_class(type(value)) else ()
 
 

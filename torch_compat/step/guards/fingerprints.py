@@ -10,13 +10,11 @@ from typing import Any
 
 import torch
 
+from torch_compat.step.values import policy
 from torch_compat.step.values.marks import PLAIN, holds_the_same, mark, same
 from torch_compat.step.values.user_objects import attributes_of
 
 _OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
-_LARGE = 1000  # entries: a container of data, not of settings
-_LARGE_LIST = 10_000
-_DEPTH = 4
 
 
 @dataclass
@@ -44,13 +42,13 @@ class Fingerprint:
 
     def _add(self, value: Any, depth: int) -> None:
         holder = contents_of(value)
-        if holder is None or depth == _DEPTH or any(holder is known for known, _ in self.entries):
+        if holder is None or depth == policy.DEPTH_OF_SETTINGS or any(holder is known for known, _ in self.entries):
             return
-        if len(holder) > (_LARGE_LIST if isinstance(holder, list | deque) else _LARGE):
+        if len(holder) > (policy.ENTRIES_OF_LISTS if isinstance(holder, list | deque) else policy.ENTRIES):
             self.sizes.append((holder, len(holder)))
             return
         self.entries.append((holder, holder.copy()))
-        if len(holder) > _LARGE:
+        if len(holder) > policy.ENTRIES:
             return
         for item in holder.values() if isinstance(holder, dict) else holder:
             self._add(item, depth + 1)
@@ -90,7 +88,7 @@ def fingerprint(value: Any, depth: int = 0, *, tensors: bool = False) -> Hashabl
         return mark(value)
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value), value._version)
-    if depth >= _DEPTH:
+    if depth >= policy.DEPTH_OF_SETTINGS:
         return ("object", id(value))
 
     def of(items: Any) -> Hashable:
@@ -103,7 +101,7 @@ def fingerprint(value: Any, depth: int = 0, *, tensors: bool = False) -> Hashabl
     holder = contents_of(value)
     if holder is None:
         return ("object", id(value))
-    if len(holder) > _LARGE:
+    if len(holder) > policy.ENTRIES:
         return ("object", id(value), len(holder))
     kept = {k: v for k, v in holder.items() if tensors or not isinstance(v, torch.Tensor)}
     return ("dict" if holder is value else id(value), tuple(map(repr, kept)), of(kept.values()))

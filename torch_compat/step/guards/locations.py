@@ -15,18 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_compat.step.values import policy
 from torch_compat.step.values.generators import same_state, set_state, state_of
 from torch_compat.step.values.marks import PLAIN, contents, holds_the_same, inside, mark, of_result, slots
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import attributes_of
 
 Key = tuple[str, int, Any]
-LARGE = 1000  # entries: more are compared now and then only
-_MOST = 100_000  # entries below a container, compared at each look: more are data
 _ENTRY = 64  # bytes of an array that count as one
-_DEPTH = 8
 _FEW = 256  # bytes of a tensor
-_SHARED = 1 << 22  # of one that shares its memory
 _IN_MEMORY = (memoryview, *ctypes.c_double.__bases__, ctypes.Array, ctypes.Structure, ctypes.Union)
 PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
@@ -161,10 +158,10 @@ class Large(Contents):
     def _add(self, holder: Any, known: set[int] | None, depth: int) -> None:
         self._pairs.append((holder, _copy(holder)))
         self.size += entries_of(holder)
-        if known is None or isinstance(holder, np.ndarray) or depth == _DEPTH:
+        if known is None or isinstance(holder, np.ndarray) or depth == policy.DEPTH:
             return
         for one in inside(holder):
-            if self.size > _MOST:
+            if self.size > policy.MOST:
                 return
             if isinstance(one, PLAIN) or id(one) in known:
                 continue
@@ -176,7 +173,7 @@ class Large(Contents):
     @property
     def every(self) -> int:
         """The number of looks for each comparison of all entries; another length is seen at each."""
-        return max(1, self.size // _MOST)
+        return max(1, self.size // policy.MOST)
 
     def differs(self, look: int) -> bool:
         """Whether anything was found to have changed, at this look of many."""
@@ -441,7 +438,7 @@ class Values(Location):
         tensor = self.owner
         size = tensor.numel() * tensor.element_size()
         # Of a storage that may not be resized, another (an array of NumPy's) may write to the memory, past the version.
-        most = _FEW if tensor.untyped_storage().resizable() else _SHARED
+        most = _FEW if tensor.untyped_storage().resizable() else policy.BYTES
         small = 0 < size <= most and tensor.is_contiguous() and tensor.device.type == "cpu"
         values = ctypes.string_at(tensor.data_ptr(), size) if small else b""  # without an op, which a capture would see
         return (tensor._version, tuple(tensor.shape), str(tensor.dtype), values)

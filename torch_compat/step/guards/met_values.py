@@ -20,7 +20,6 @@ from torch_compat.step.effects.recorded_object import RecordedObject
 from torch_compat.step.guards.followed_functions import FollowedFunctions
 from torch_compat.step.guards.known_functions import VALUES, is_plain
 from torch_compat.step.guards.locations import (
-    LARGE,
     Attribute,
     Contents,
     Entry,
@@ -39,6 +38,7 @@ from torch_compat.step.guards.locations import (
 from torch_compat.step.guards.noted_places import OF_THE_STEP, TRANSPARENT, NotedPlaces
 from torch_compat.step.guards.one_shot_objects import refuse
 from torch_compat.step.guards.origins import is_heap_type, is_library, is_third_party
+from torch_compat.step.values import policy
 from torch_compat.step.values.marks import has_contents, inside, slots
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import attributes_of, is_user_class
@@ -46,8 +46,6 @@ from xlatrain.bridge.capture.stand_ins import stood_for
 from xlatrain.bridge.errors import user_line
 
 CONTAINERS = (dict, list, tuple, set, deque, np.ndarray)
-_DEPTH = 6
-_WIDEST = 2000  # objects below those that are read as a whole
 _OPAQUE = (
     *(torch.nn.Module, torch.Tensor, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.DataLoader),
     *(type, types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType, types.CodeType, io.IOBase),
@@ -280,7 +278,9 @@ class MetValues:
             return
         self._walked[id(value)] = value
         whole = value if isinstance(value, CONTAINERS) else held
-        if whole is not None and (not self._is_small(value) or depth > _DEPTH or len(self._walked) > _WIDEST):
+        if whole is not None and (
+            not self._is_small(value) or depth > policy.DEPTH_OF_STATE or len(self._walked) > policy.OBJECTS
+        ):
             self._places.note(Large(whole, f"the contents of a {kind.__name__}"), read=True)
             return
         self._functions.follow_class(kind)
@@ -294,7 +294,7 @@ class MetValues:
 
     @staticmethod
     def _is_small(value: Any) -> bool:
-        return not isinstance(value, CONTAINERS) or entries_of(value) <= LARGE
+        return not isinstance(value, CONTAINERS) or entries_of(value) <= policy.ENTRIES
 
     def forget(self) -> None:
         """Let go of what was walked: who holds an object shows whether the step has made it."""

@@ -13,12 +13,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from torch_compat.step.values import policy
 from torch_compat.step.values.mocks import is_mock_class
 from torch_compat.step.values.user_objects import is_user_class, is_user_object
 from xlatrain.bridge.errors import CaptureError, user_line
-
-_DEPTH = 3
-_LARGE = 64  # entries
 
 
 @functools.cache
@@ -43,14 +41,14 @@ def holds_consumed(value: Any, depth: int = 0) -> bool:
     """Whether there is one in it: in a container, or an object of the user's."""
     if is_consumed(value):
         return True
-    if depth == _DEPTH:
+    if depth == policy.DEPTH_OF_ITERATORS:
         return False
     held: Any = ()
     if isinstance(value, dict | list | tuple | set | deque):
         held = value.values() if isinstance(value, dict) else value
     elif is_user_object(value):
         held = vars(value).values()
-    return len(held) <= _LARGE and any(holds_consumed(one, depth + 1) for one in tuple(held))
+    return len(held) <= policy.FEW and any(holds_consumed(one, depth + 1) for one in tuple(held))
 
 
 def refuse(text: str) -> NoReturn:

@@ -8,27 +8,22 @@ import sys
 import types
 from collections.abc import Iterator
 
+from torch_compat.step.values import policy
 from xlatrain.bridge.errors import is_user_file
 
-LIBRARIES = frozenset(
-    {"torch_compat", "xlatrain", "torch", "jax", "jaxlib", "numpy", "torchmetrics", "lightning_utilities", "optax", "flax"}
-)
-"""Packages whose objects and functions are looked after elsewhere, or hold nothing that a step may depend on."""
-NO_NOTES = LIBRARIES | {"torchgen", "functorch", "sympy", "mpmath", "triton", "numba", "pytest", "_pytest", "typing_extensions"}
-"""Packages whose source is not rewritten, besides Python's own."""
 _HEAP_TYPE = 1 << 9
 _IMPORTS = ("IMPORT_NAME",)
 
 
 def is_library(module: str) -> bool:
-    return module.partition(".")[0] in LIBRARIES
+    return module.partition(".")[0] in policy.LIBRARIES
 
 
 @functools.cache
 def is_third_party(module: str) -> bool:
     """Whether a module is of an installed package whose functions get notes."""
     root = module.partition(".")[0]
-    if not root or root in NO_NOTES or root in sys.stdlib_module_names or root == "lightning":
+    if not root or root in policy.NO_NOTES or root in sys.stdlib_module_names or root == "lightning":
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is not None and file.endswith(".py") and not is_user_file(file)

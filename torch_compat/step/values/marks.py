@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_compat.step.values import policy
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import attributes_of
 
@@ -33,7 +34,6 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 """Classes whose objects are compared by value: Python may make another object of an equal one."""
 _PLAIN = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
 _VIEWS = type({}.keys()) | type({}.values())
-_LARGE = 1 << 22  # bytes of an array
 _FEW = 100  # entries of a result
 _SIMPLE = ctypes.c_double.__bases__
 _Lock = type(threading.Lock())
@@ -110,7 +110,7 @@ def _of_partial(made: functools.partial[Any]) -> Hashable:
 def _of_array(held: np.ndarray) -> Hashable:
     if held.dtype.hasobject:
         return (str(held.dtype), held.shape, tuple(map(mark, held.ravel().tolist())))
-    if held.nbytes > _LARGE:
+    if held.nbytes > policy.BYTES:
         return (id(held), held.shape, str(held.dtype))
     return (str(held.dtype), held.shape, held.tobytes())
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
+from torch_compat.step.values import policy
 from xlatrain.bridge.errors import is_user_file
 
-MAX_ENTRIES = 100_000
-"""Of a collection: one with more is data."""
 _HEAP_TYPE = 1 << 9
 
 
@@ -90,4 +89,4 @@ def _is_filled(cell: types.CellType) -> bool:
 
 
 def _is_collection(value: Any) -> bool:
-    return isinstance(value, list | dict | set | deque) and len(value) <= MAX_ENTRIES
+    return isinstance(value, list | dict | set | deque) and len(value) <= policy.MOST
