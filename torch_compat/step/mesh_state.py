@@ -28,7 +28,8 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], states: Sequen
         )
     for index, (optimizer, state) in enumerate(zip(optimizers, states, strict=True)):
         stored = {name for group in state.get("param_groups", ()) for name in group} - {"params"}
-        missing, foreign = sorted(optimizer.defaults.keys() - stored), sorted(stored - optimizer.defaults.keys())
+        defaults = getattr(optimizer, "defaults", {})  # one that wraps another may have none
+        missing, foreign = sorted(defaults.keys() - stored), sorted(stored - defaults.keys())
         if stored and missing and foreign:  # options alone that came or went are for the optimizer's own `__setstate__`
             raise MisconfigurationException(
                 f"optimizer {index} of configure_optimizers is {type(optimizer).__name__}, but its state in the checkpoint has "

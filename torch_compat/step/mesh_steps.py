@@ -20,6 +20,7 @@ from torch_compat.step.capture.step_capture import StepBody, StepSpec, UserCall
 from torch_compat.step.capture.user_steps import evaluation_body, training_body, updating_body
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.model_state import ModelState
+from torch_compat.step.optimizers.host_actions import StepInline
 from torch_compat.step.optimizers.host_part import HostPart
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.step.planned import Planned
@@ -197,7 +198,8 @@ class UpdatingStep(MeshStep):
         runner.model.push_writes()
         self.name, self.steps = name, 0
         self.static = facts.joined(("manual", tuple(runner.model.state.accumulated), host.optimizers.static_key()))
-        self.spec = runner.spec(updating_body, batch, call, with_gradients=True, scaler=scaler)
+        states = host.optimizers.inline_inputs(runner.model.state.opt_state)
+        self.spec = runner.spec(updating_body, batch, call, with_gradients=True, scaler=scaler, states=states)
         self._facts, self._host = facts, host
         host.begin()
 
@@ -220,6 +222,8 @@ class UpdatingStep(MeshStep):
     def take(self, program: CachedProgram, new: Any, outputs: Any) -> None:
         self._runner.model.advance(new, changed=program.step.changed)
         self._runner.log.steps += 1
+        for index, inline in self._host.optimizers.inline.items():
+            inline.adopt(program.step.optimizers.layouts[index])
 
     def undo(self) -> None:
         self._host.undo()
@@ -228,6 +232,9 @@ class UpdatingStep(MeshStep):
         self.steps = step.scalars.moved.get("global_step", 0)
         for called in step.optimizers.calls:
             self._host.optimizers.optimizers[called.index].run_post_hooks()
+        for action in step.optimizers.plan.actions:
+            if isinstance(action, StepInline):
+                self._host.optimizers.optimizers[action.index].run_post_hooks()
 
 
 class EvaluationStep(MeshStep):

@@ -39,9 +39,10 @@ class PlacedOptimizers:
         self.optimizers = list(optimizers)
         self._model = model
         model.add_optimizer(functional.init)
-        if any(one.state for one in self.optimizers):
+        self._holders = functional.holders
+        if any(one.state for one in self._holders):
             self._load()
-        self._live = LiveOptimizerStates(self.optimizers, self._fetch, self._load) if live else None
+        self._live = LiveOptimizerStates(self._holders, self._fetch, self._load) if live else None
 
     def _fetch(self) -> None:
         self.functional.write_states(self._model.state.opt_state)
@@ -95,7 +96,7 @@ class PlacedOptimizers:
         if index is None:
             return optimizer.state_dict()
         self.push()
-        with states_kept(self.optimizers):
+        with states_kept(self._holders):
             return self.functional.export_states(self._model.state.opt_state)[index]
 
     def load(self, states: Iterable[tuple[torch.optim.Optimizer, Mapping[str, Any]]]) -> None:
@@ -120,7 +121,7 @@ class PlacedOptimizers:
             with contextlib.suppress(RuntimeError) if failed else contextlib.nullcontext():
                 self._fetch()
                 self._model.drop_optimizer()
-                for optimizer in {id(one): one for one in (*self.optimizers, *others)}.values():
+                for optimizer in {id(one): one for one in (*self._holders, *others)}.values():
                     read_exported(optimizer)
 
 

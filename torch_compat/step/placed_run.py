@@ -77,7 +77,7 @@ class PlacedRun(Generic[Steps]):
         self.optimizers: PlacedOptimizers | None = None
         services = StepServices(
             roots=roots,
-            trace=TraceContext(model.live.traced_as, logging, around, lambda tracer, values: self.traced.traced(tracer, values)),
+            trace=TraceContext(model.live.traced_as, logging, around, lambda *given: self.traced.traced(*given)),
             compiling=compiling,
             backward=backward,
             around_backward=around_backward,
@@ -120,7 +120,8 @@ class PlacedRun(Generic[Steps]):
             steps_them: steps run the optimizers themselves.
             live: see :class:`~torch_compat.step.placed_optimizers.PlacedOptimizers`.
         """
-        self.traced = TracedOptimizers(optimizers, schedulers, self.names, may_step=steps_them)
+        inline = functional.inline if isinstance(functional, OptimizerSet) else {}
+        self.traced = TracedOptimizers(optimizers, schedulers, self.names, may_step=steps_them, inline=inline)
         if functional is None:
             self.model.add_optimizer(lambda params: {})
         else:

@@ -39,9 +39,8 @@ def test_each_optimizer_step_has_the_options_of_its_moment(optimizer: torch.opti
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     name = "optimizers[0].param_groups[0]['lr']"
     numbers = HostNumbers({"global_step": 3}, {name: lambda: optimizer.param_groups[0]["lr"]})
-    rate = SetOption(
-        optimizer, name, 0, "lr", HostExpression(lambda host_values: host_values.numbers["global_step"] / 10, "global_step / 10")
-    )
+    tenth = HostExpression(lambda host_values: host_values.numbers["global_step"] / 10, "global_step / 10")
+    rate = SetOption(lambda: optimizer.param_groups, name, 0, "lr", tenth)
     read = Read(name, f"{name} after 1", lambda: optimizer.param_groups[0]["lr"])
     plan = HostPlan([StepOptimizer(0), halved(schedule), read, StepOptimizer(0), rate, StepOptimizer(0)])
     first, second, third = plan.run(HostValues(numbers), (functional(optimizer),))

@@ -64,7 +64,7 @@ class CapturedStep(StepRun):
 
     @property
     def capture(self) -> Capture:
-        """The graph. Its result is ``{"scalars", "grads", "params", "buffers", "values", "tokens", "loss_scale", "assumed"}``."""
+        """The graph; its result is a dict, see the end of :func:`~torch_compat.step.capture.step_capture.run_step`."""
         return graph_of(self)
 
     @functools.cached_property
@@ -199,13 +199,15 @@ class CapturedStep(StepRun):
                 return [new[name] for name in names]
 
             values = [*(state.params[name] for name in self.param_names), *(state.buffers[name] for name in self.buffer_names)]
+            own = [opt_state[name][str(index)][path] for index, name, path in self.state_keys]
             carried = [state.accumulated.get(name) for name in self.gradient_names]  # None: without use
             findings = IndexFindings(self.index_checks)
             with use_updates(update_call):
                 batch, numbers = _with_numbers(self.capture, batch)
-                given = [*values, *batch, *scalar_inputs(scalars, without=self.scalars.is_empty), *carried]
+                given = [*values, *batch, *scalar_inputs(scalars, without=self.scalars.is_empty), *own, *carried]
                 found = self.capture.unflatten(run(given, key, findings, numbers))
             outputs = (pack_scalars([*found["scalars"], *findings.packed()[0]]), found["values"])
+            opt_state = self.optimizers.with_states(opt_state, found["states"])
             gradients = {name: grad for name, grad in found["grads"].items() if grad is not None}
             loss_scale = LossScaleState(*found["loss_scale"]) if found["loss_scale"] else ()
             held = _outcomes(assumed, found["assumed"], trusted)

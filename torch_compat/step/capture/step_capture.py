@@ -35,6 +35,7 @@ from torch_compat.step.host.scalar_plan import SLOTS, ArrayForm
 from torch_compat.step.host.scalars import ScalarTracer, was_written
 from torch_compat.step.host.slots import ResultTemplate
 from torch_compat.step.kept_graphs import RunGraphs
+from torch_compat.step.optimizers.inline import InlineKey
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture.capture import Recording, capture, record, rehearse
 from xlatrain.bridge.capture.cut import answering
@@ -66,6 +67,7 @@ class StepInputs:
         gradients: name → a tensor like the gradient that the parameter has when the step begins; it is an input of the step.
         graphs: of the module's steps, of which one may be taken; None: none is kept.
         arrays: the forms of arrays that the step gets after the counters.
+        states: like those of optimizers whose Python runs in the step; inputs, too.
     """
 
     params: Mapping[str, torch.Tensor]
@@ -81,12 +83,14 @@ class StepInputs:
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
     graphs: RunGraphs | None = None
     arrays: tuple[ArrayForm, ...] = ()
+    states: Mapping[InlineKey, torch.Tensor] = field(default_factory=dict)
 
     @property
     def form(self) -> Hashable:
         """The names and shapes of the inputs."""
         leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in self.leaves)
-        return (tuple(self.params), tuple(self.buffers), tuple(self.gradients), leaves, self.scaler, self.arrays)
+        states = tuple((key, tuple(one.shape), one.dtype) for key, one in self.states.items())
+        return (tuple(self.params), tuple(self.buffers), tuple(self.gradients), leaves, self.scaler, self.arrays, states)
 
     @property
     def may_be_kept(self) -> bool:
@@ -102,13 +106,16 @@ class TraceContext:
         live: the context in which live parameters stand for traced tensors, by name (see :mod:`xlatrain.bridge.tensors.live`).
         logging: directs ``self.log`` into a recorder, and gives ``trainer.global_step`` and its like the tracer's counters.
         forward: the precision plugin's forward context.
-        optimizers: puts stand-ins of optimizers and schedulers in place, given the traced parameters.
+        optimizers: puts stand-ins of optimizers and schedulers in place, given the traced parameters and states.
     """
 
     live: Callable[[Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[Any]]
     logging: Callable[[LogRecorder, ScalarTracer], contextlib.AbstractContextManager[Any]]
     forward: Callable[[], contextlib.AbstractContextManager[Any]]
-    optimizers: Callable[[ScalarTracer, Mapping[str, torch.Tensor]], contextlib.AbstractContextManager[OptimizerTrace]]
+    optimizers: Callable[
+        [ScalarTracer, Mapping[str, torch.Tensor], Mapping[InlineKey, torch.Tensor]],
+        contextlib.AbstractContextManager[OptimizerTrace],
+    ]
 
 
 class Way(enum.Enum):
@@ -176,6 +183,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         buffers: list[torch.Tensor],
         leaves: list[torch.Tensor],
         scalars: list[torch.Tensor],
+        states: list[torch.Tensor],
         gradients: list[torch.Tensor],
     ) -> dict[str, Any]:
         nonlocal ops, outside
@@ -190,6 +198,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         }
         trace.hooks = TakenHooks(hooks, values)
         held = [gradient.detach() for gradient in gradients]
+        own = [one.detach() for one in states]
         for name, gradient in zip(inputs.gradients, held, strict=True):
             values[name].grad = gradient
         state = {name: standing_for(value, buffer) for (name, buffer), value in zip(inputs.buffers.items(), buffers, strict=True)}
@@ -204,10 +213,10 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         with (
             answering(asked),
             as_parameters(),
-            OpLog([*params, *values.values(), *held, *buffers, *leaves, *scalars]) as log,
+            OpLog([*params, *values.values(), *held, *own, *buffers, *leaves, *scalars]) as log,
             spec.context.live({**values, **state}),
             spec.context.logging(trace.logs, tracer),
-            spec.context.optimizers(tracer, values) as trace.optimizers,
+            spec.context.optimizers(tracer, values, dict(zip(inputs.states, own, strict=True))) as trace.optimizers,
             # stack_weights: a module under two names is swapped twice, and only the last swap undone first gives its own back
             _reparametrize_module(module, still_there(module, {**values, **state}), tie_weights=True, stack_weights=True),
         ):
@@ -231,6 +240,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             now = dict(module.named_buffers())
             loss_scale = [] if scaling is None else [scaling.scale, scaling.growth_tracker]
             assumed = asked.assumed.traced
+            left = trace.optimizers.collect()
             outcome = (
                 trace.logs.scalars,
                 grads,
@@ -239,12 +249,13 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 loss_scale,
                 [now.get(n, b) for n, b in state.items()],
                 assumed,
+                left,
             )
             ops, outside = log.digest(outcome), log.outside
         written = {name: value.detach() for name, value in values.items() if was_written(value)}
         tokens = trace.optimizers.tokens
         values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens, "loss_scale": loss_scale}
-        values_out["assumed"] = assumed
+        values_out |= {"assumed": assumed, "states": left}
         return {"grads": grads, "params": written, "buffers": changed, **values_out}
 
     arguments = (
@@ -252,6 +263,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         [_spec(b) for b in inputs.buffers.values()],
         list(inputs.leaves),
         _scalar_specs(inputs.scaler, inputs.arrays),
+        list(inputs.states.values()),
         [_spec(gradient) for gradient in inputs.gradients.values()],
     )
     with _naming_the_line(), said_once(), torch.set_grad_enabled(spec.grad):
@@ -271,6 +283,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
         gradient_names=tuple(inputs.gradients),
+        state_keys=tuple(inputs.states),
         stores_graph=trace.stores_graph,
         differentiable=trace.differentiable,
         recording=recording,

@@ -13,6 +13,7 @@ from torch_compat.step.effects.logged import LogEntry
 from torch_compat.step.host.calls import HostCall
 from torch_compat.step.host.scalar_plan import ScalarPlan
 from torch_compat.step.host.slots import ResultTemplate
+from torch_compat.step.optimizers.inline import InlineKey
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture.capture import Capture, Recording
 from xlatrain.bridge.tensors.constants import contents_of
@@ -37,6 +38,7 @@ class StepRun:
         requires_grad: the parameters whose flag the step leaves changed, with the new flag.
         param_names, buffer_names: of the state that is its input, in order.
         gradient_names: the parameters whose gradients are inputs.
+        state_keys: the tensors of optimizers' states that are inputs.
         stores_graph: whether a tensor that it stores in a Python object could be differentiated there.
         differentiable: which of its values are results that depend on a parameter or on what requires gradients in the batch.
         recording: what its graph is made of.
@@ -56,6 +58,7 @@ class StepRun:
     param_names: tuple[str, ...]
     buffer_names: tuple[str, ...]
     gradient_names: tuple[str, ...]
+    state_keys: tuple[InlineKey, ...]
     stores_graph: bool
     differentiable: tuple[int, ...]
     recording: Recording = field(repr=False)

@@ -39,6 +39,7 @@ from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import state_of, use_of
 from torch_compat.step.values.marks import PLAIN, Same, inside, mark
 from torch_compat.step.values.names import MISSING
+from torch_compat.step.values.own_dict import OwnDict
 from torch_compat.step.values.user_objects import may_be_followed
 from xlatrain.bridge.patches import is_for_a_time
 
@@ -48,7 +49,7 @@ _OF_STREAMS = (
 )
 _NOT_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, types.ModuleType)
 OF_THE_STEP = (FakeTensor, FunctionalTensor, HostArray, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
-TRANSPARENT = frozenset({*VALUES, *OF_THE_STEP})
+TRANSPARENT = frozenset({*VALUES, *OF_THE_STEP, OwnDict})
 """Classes of what holds nothing that a step may read besides the value itself."""
 
 

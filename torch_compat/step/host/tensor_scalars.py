@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from torch_compat.step.host.scalars import HostScalar
+
 _WITH_ALPHA = frozenset({"add", "add_", "sub", "sub_", "subtract", "subtract_"})
 _WITH_VALUE = frozenset({"addcmul", "addcmul_", "addcdiv", "addcdiv_"})
 
@@ -15,7 +17,7 @@ _WITH_VALUE = frozenset({"addcmul", "addcmul_", "addcdiv", "addcdiv_"})
 class TensorScalars(TorchFunctionMode):
     """A mode in which ``p.add_(g, alpha=lr)`` and ``p.addcdiv_(m, d, value=lr)`` take a tensor for their number.
 
-    The tensor is multiplied first.
+    The tensor is multiplied first. Counters and options, which are host values, become tensors.
 
     That is how an optimizer's learning rate can be an input of a captured graph: torch would call ``lr.item()``.
     """
@@ -25,10 +27,15 @@ class TensorScalars(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        for factor in ("alpha", "value"):
+            if type(number := kwargs.get(factor)) is HostScalar and name in _WITH_ALPHA | _WITH_VALUE:
+                kwargs[factor] = number.tensor()
         if name in _WITH_ALPHA and isinstance(kwargs.get("alpha"), torch.Tensor):
             args, kwargs = _scale(args, kwargs, "alpha", 1, "other")
         elif name in _WITH_VALUE and isinstance(kwargs.get("value"), torch.Tensor):
             args, kwargs = _scale(args, kwargs, "value", 1, "tensor1")
+        if any(type(one) is HostScalar for one in (*args, *kwargs.values())):  # beside a parameter torch does not ask its class
+            return HostScalar.__torch_function__(func, types, args, kwargs)
         return func(*args, **kwargs)
 
 

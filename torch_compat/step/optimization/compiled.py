@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from torch_compat.step.optimization.automatic import AutomaticOptimization, gradient_hooks
 from torch_compat.step.optimization.manual import ManualOptimization
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
@@ -22,8 +24,9 @@ def compiled_optimization(run: RunContext, placed: PlacedRun) -> AutomaticOptimi
     """
     # Hooks that see gradients of a scaled loss do so inside of the program, which scales it and takes the step.
     scaled = run.scaler is not None and bool(run.optimizers) and bool(gradient_hooks(run))
-    manual = not run.lightning_module.automatic_optimization or len(run.optimizers) > 1 or scaled
-    each = [FunctionalOptimizer.from_torch(optimizer, placed.names) for optimizer in run.optimizers]
+    each = [_functional(optimizer, placed) for optimizer in run.optimizers]
+    in_step = any(one.inline is not None for one in each)
+    manual = not run.lightning_module.automatic_optimization or len(run.optimizers) > 1 or scaled or in_step
     if manual or each:
         _check_scaled(run, each)
         if placed.model.offloads:
@@ -36,6 +39,14 @@ def compiled_optimization(run: RunContext, placed: PlacedRun) -> AutomaticOptimi
     if isinstance(functional, OptimizerSet):
         return ManualOptimization(run, placed.steps, functional)
     return AutomaticOptimization(run, placed.steps, run.optimizers[0] if each else None, functional)
+
+
+def _functional(optimizer: torch.optim.Optimizer, placed: PlacedRun) -> FunctionalOptimizer:
+    """The optimizer in pure form; where its step is no function of gradients alone, its Python runs in the captured step."""
+    try:
+        return FunctionalOptimizer.from_torch(optimizer, placed.names)
+    except UnsupportedOptimizerError:
+        return FunctionalOptimizer.in_step(optimizer, placed.names)
 
 
 def _check_scaled(run: RunContext, optimizers: Sequence[FunctionalOptimizer]) -> None:

@@ -17,7 +17,15 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from torch_compat.step.effects.recorder import EffectRecorder, Recording
 from torch_compat.step.host.tensor_scalars import TensorScalars
-from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError, frozen, name_of, refuse_differentiable
+from torch_compat.step.optimizers.param_group import (
+    UnsupportedOptimizerError,
+    frozen,
+    has_other_numbers,
+    hashable,
+    name_of,
+    numbers_in,
+    refuse_differentiable,
+)
 from torch_compat.step.optimizers.read_places import ReadPlaces
 from torch_compat.step.optimizers.state import make_state, place_state, place_unread, scalars_on_host
 from torch_compat.step.optimizers.state_layout import StateLayout, as_array, exported_leaf, is_array, layout_of, shape_of
@@ -33,7 +41,7 @@ Params = Mapping[str, jax.Array]
 Gradients = Mapping[str, jax.Array | None]
 OptimizerState = dict[str, State]
 
-_AS_TRACED = {"foreach": False, "fused": False, "capturable": True}
+AS_TRACED = {"foreach": False, "fused": False, "capturable": True}
 """Options that choose among implementations, and the choice that is traceable."""
 _OURS = frozenset({"param_groups", "state", "_opt_called", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
 """Attributes of the optimizer that capturing replaces, or that say nothing about its step."""
@@ -105,15 +113,14 @@ class CapturedOptimizer:
             refuse_differentiable(group, index)
         if self._seen and not self._constant:
             self._inputs |= {
-                key for old, new in zip(self._seen, now, strict=False) for key in new if _scheduled(old.get(key), new[key])
+                key for old, new in zip(self._seen, now, strict=False) for key in new if has_other_numbers(old.get(key), new[key])
             }
         self._seen = now
-        lifted = [value for options in now for key in self._lifted(options) for value in _flat(options[key])]
+        lifted = [value for options in now for key in self._lifted(options) for value in numbers_in(options[key])]
         self._vector = np.asarray([*lifted, *numbers], np.float32)
         self._vector.flags.writeable = False
         fixed = tuple(
-            tuple((key, _hashable(value)) for key, value in options.items() if key not in self._lifted(options))
-            for options in now
+            tuple((key, hashable(value)) for key, value in options.items() if key not in self._lifted(options)) for options in now
         )
         if self._constant:
             self._constants_seen.add(fixed)
@@ -137,7 +144,7 @@ class CapturedOptimizer:
         """The group options that are inputs of the program."""
         if self._constant:
             return []
-        return [key for key in options if key in self._inputs and _flat(options[key])]
+        return [key for key in options if key in self._inputs and numbers_in(options[key])]
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
@@ -240,7 +247,7 @@ class CapturedOptimizer:
                 self._stand_ins(tensors, states, scalars) as live_state,
                 torch.no_grad(),
                 TensorScalars(),
-                _as_if_compiled(),
+                as_if_compiled(),
                 as_parameters(),
             ):
                 with EffectRecorder(self._surroundings()).recording() as recording:
@@ -327,7 +334,7 @@ class CapturedOptimizer:
         traced_groups: list[dict[str, Any]] = []
         for group in optimizer.param_groups:
             options = {key: value for key, value in group.items() if key != "params"}
-            options |= {key: value for key, value in _AS_TRACED.items() if key in options}
+            options |= {key: value for key, value in AS_TRACED.items() if key in options}
             options |= {key: _with_tensors(frozen(group[key]), given) for key in self._lifted(options)}
             members = [tensors[self._names[p]] for p in group["params"] if self._names.get(p) in tensors]
             traced_groups.append({"params": members, **options})
@@ -418,19 +425,6 @@ def _meta(array: Any) -> torch.Tensor:
     return torch.empty(array.shape, dtype=torch_dtype(array.dtype), device="meta")
 
 
-def _flat(value: Any) -> list[float]:
-    """The numbers of an option: of a number, or of a tuple or list of them; none for anything else."""
-    values = value if isinstance(value, tuple | list) else [value]
-    if not all(isinstance(item, int | float) and not isinstance(item, bool) for item in values):
-        return []
-    return [float(item) for item in values]
-
-
-def _scheduled(old: Any, new: Any) -> bool:
-    """Whether an option changed from numbers to other numbers."""
-    return bool(_flat(old)) and bool(_flat(new)) and old != new
-
-
 def _with_tensors(value: Any, given: Iterator[torch.Tensor]) -> Any:
     """An option with the given tensors in place of its numbers."""
     if isinstance(value, tuple | list):
@@ -438,14 +432,8 @@ def _with_tensors(value: Any, given: Iterator[torch.Tensor]) -> Any:
     return next(given)
 
 
-def _hashable(value: Any) -> Hashable:
-    if isinstance(value, tuple | list):
-        return tuple(_hashable(item) for item in value)
-    return value if isinstance(value, Hashable) else repr(value)
-
-
 @contextlib.contextmanager
-def _as_if_compiled() -> Iterator[None]:
+def as_if_compiled() -> Iterator[None]:
     """Make torch's optimizers behave as under ``torch.compile``: step counts are tensors, checks of devices are skipped.
 
     The profiler's marks around ``step()`` stay out of the graph.

@@ -12,6 +12,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from torch_compat.step.optimizers.captured import CapturedOptimizer
 from torch_compat.step.optimizers.frozen_update import FrozenUpdate
+from torch_compat.step.optimizers.inline import InlineOptimizer, members_of
 from torch_compat.step.optimizers.optax_optimizer import OptaxOptimizer, OptaxProgram
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.step.optimizers.table import TableOptimizer, has_rule
@@ -85,24 +86,39 @@ class FunctionalOptimizer:
             UnsupportedOptimizerError: an optimizer that needs the eager executor (L-BFGS, SparseAdam, ``differentiable=True``),
                 or has a parameter that is not in ``names``.
         """
-        for kind, reason in _REFUSED.items():
-            if isinstance(optimizer, kind):
-                raise UnsupportedOptimizerError(
-                    f"{type(optimizer).__name__} cannot run inside a compiled step: {reason}; {_INSTEAD[kind]}, or "
-                    "run with the eager executor (XLATRAIN_EXECUTOR=eager)"
-                )
-        for name in ("step", "zero_grad"):
-            if stands_in(getattr(optimizer, name)):
-                raise UnsupportedOptimizerError(
-                    f"{type(optimizer).__name__}.{name} is a mock (unittest.mock), which counts calls that a compiled step does "
-                    "not make: steps run one by one"
-                )
-        _refuse_pre_hooks(optimizer)
+        _refuse(optimizer)
         if type(optimizer) is OptaxOptimizer:
             return cls(OptaxProgram(optimizer, names), optimizer, names)
         if has_rule(optimizer):
             return cls(TableOptimizer(optimizer, names), optimizer, names)
         return cls(CapturedOptimizer(optimizer, names), optimizer, names)
+
+    @classmethod
+    def in_step(cls, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> FunctionalOptimizer:
+        """The form of an optimizer that :meth:`from_torch` refuses, and whose Python may run in a captured step.
+
+        Raises:
+            UnsupportedOptimizerError: as :meth:`from_torch`, of it and of the optimizers that it holds.
+        """
+        for member in members_of(optimizer):
+            _refuse(member)
+        return cls(InlineOptimizer(optimizer, names), optimizer, names)
+
+    @property
+    def inline(self) -> InlineOptimizer | None:
+        """The optimizer, if its Python runs in the step."""
+        return self._program if isinstance(self._program, InlineOptimizer) else None
+
+    @property
+    def holders(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The torch optimizers whose ``state`` it is: itself, and those that it holds where their Python runs in the step."""
+        return (self.optimizer,) if self.inline is None else self.inline.members
+
+    def host_state(self) -> list[dict[Any, Any]]:
+        """The dicts in which a step changes numbers on the host."""
+        if (inline := self.inline) is not None:
+            return [*inline.groups(), inline.numbers]
+        return [] if self.optimizer is None else list(self.optimizer.param_groups)
 
     def members(self) -> set[str]:
         """The names of the parameters in its groups, as these are now."""
@@ -161,7 +177,7 @@ class FunctionalOptimizer:
     @property
     def makes_state_in_step(self) -> bool:
         """Whether :meth:`update` gives a state with entries that :meth:`init` has not."""
-        return isinstance(self._program, CapturedOptimizer)
+        return isinstance(self._program, CapturedOptimizer | InlineOptimizer)
 
     def import_state(self, params: Params) -> Any:
         """The state that ``optimizer`` has now (none: as :meth:`init`), placed like the given, concrete parameters.
@@ -223,6 +239,22 @@ class FunctionalOptimizer:
         if own or _global_optimizer_post_hooks:
             for hook in (*own.values(), *_global_optimizer_post_hooks.values()):
                 hook(optimizer, (), {})
+
+
+def _refuse(optimizer: torch.optim.Optimizer) -> None:
+    for kind, reason in _REFUSED.items():
+        if isinstance(optimizer, kind):
+            raise UnsupportedOptimizerError(
+                f"{type(optimizer).__name__} cannot run inside a compiled step: {reason}; {_INSTEAD[kind]}, or "
+                "run with the eager executor (XLATRAIN_EXECUTOR=eager)"
+            )
+    for name in ("step", "zero_grad"):
+        if stands_in(getattr(optimizer, name)):
+            raise UnsupportedOptimizerError(
+                f"{type(optimizer).__name__}.{name} is a mock (unittest.mock), which counts calls that a compiled step does "
+                "not make: steps run one by one"
+            )
+    _refuse_pre_hooks(optimizer)
 
 
 def _refuse_pre_hooks(optimizer: torch.optim.Optimizer) -> None:

@@ -6,7 +6,7 @@ program: the options of every optimizer step as they are at that point of the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -72,6 +72,37 @@ class StepOptimizer:
 
 
 @dataclass(frozen=True)
+class StepInline:
+    """The action that an optimizer has stepped whose Python ran in the captured step."""
+
+    index: int
+
+    def run(self, run: PlanRun) -> None:
+        run.optimizers[self.index].mark_stepped()
+
+    @property
+    def text(self) -> str:
+        return f"optimizers[{self.index}].step() has run"
+
+
+@dataclass(frozen=True)
+class SetNumber:
+    """The action ``optimizer.state[p][…] = value``, a number of the state of an optimizer whose Python ran in the step."""
+
+    numbers: Callable[[], dict[Any, Any]]
+    name: str
+    key: Any
+    value: HostExpression
+
+    def run(self, run: PlanRun) -> None:
+        self.numbers()[self.key] = self.value.of(run.host_values)
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} = {self.value.text}"
+
+
+@dataclass(frozen=True)
 class StepScheduler:
     """The action ``scheduler.step(*args)``; an argument may be an expression over host values."""
 
@@ -92,16 +123,16 @@ class StepScheduler:
 
 @dataclass(frozen=True)
 class SetOption:
-    """The action ``optimizer.param_groups[group][key] = value``."""
+    """The action ``optimizer.param_groups[group][key] = value``; ``groups`` gives the param groups."""
 
-    optimizer: torch.optim.Optimizer
+    groups: Callable[[], Sequence[dict[str, Any]]]
     name: str
     group: int
     key: str
     value: HostExpression
 
     def run(self, run: PlanRun) -> None:
-        group = self.optimizer.param_groups[self.group]
+        group = self.groups()[self.group]
         value, old = self.value.of(run.host_values), group.get(self.key)
         if isinstance(old, torch.Tensor) and not isinstance(value, torch.Tensor):
             old.fill_(value)  # a learning rate that is a tensor stays this tensor
@@ -147,12 +178,12 @@ class HostPlan:
     @property
     def changes_options(self) -> bool:
         """Whether it does more than step optimizers."""
-        return any(not isinstance(action, StepOptimizer) for action in self.actions)
+        return any(not isinstance(action, StepOptimizer | StepInline) for action in self.actions)
 
     def undo(self, optimizers: tuple[FunctionalOptimizer, ...]) -> Callable[[], None]:
         """Remembers what :meth:`run` is about to change; the function that is returned puts it back."""
         holders = [vars(one) for action in self.actions if isinstance(action, StepScheduler) for one in _family(action.scheduler)]
-        holders += [group for one in optimizers if one.optimizer is not None for group in one.optimizer.param_groups]
+        holders += [holder for one in optimizers for holder in one.host_state()]
         kept = [(holder, {key: _copied(value) for key, value in holder.items()}) for holder in holders]
 
         def put_back() -> None:

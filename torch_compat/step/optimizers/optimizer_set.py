@@ -6,8 +6,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
+import torch
 
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer, Gradients, Params
+from torch_compat.step.optimizers.inline import InlineKey, InlineOptimizer
 from xlatrain.step.loss_scale import LossScaler
 from xlatrain.step.offload import update_from_host
 
@@ -21,6 +23,23 @@ class OptimizerSet:
 
     def __init__(self, optimizers: Sequence[FunctionalOptimizer]) -> None:
         self.optimizers = tuple(optimizers)
+
+    @property
+    def inline(self) -> dict[int, InlineOptimizer]:
+        """The optimizers whose Python runs in the step, by index."""
+        return {index: found for index, one in enumerate(self.optimizers) if (found := one.inline) is not None}
+
+    @property
+    def holders(self) -> tuple[torch.optim.Optimizer, ...]:
+        """See :attr:`FunctionalOptimizer.holders`."""
+        return tuple(holder for one in self.optimizers for holder in one.holders)
+
+    def inline_inputs(self, opt_state: Mapping[str, Mapping[str, Any]]) -> dict[InlineKey, torch.Tensor]:
+        """Tensors without values, like the states of :attr:`inline`: inputs of a captured step."""
+        found = {}
+        for index, one in self.inline.items():
+            found.update({(index, *key): tensor for key, tensor in one.inputs(_of(index, opt_state)).items()})
+        return found
 
     def init(self, params: Params) -> dict[str, dict[str, Any]]:
         """The state before the first step. Pure."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -105,3 +105,23 @@ def frozen(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(frozen(item) for item in value)
     return number(value) if isinstance(value, torch.Tensor) else value
+
+
+def numbers_in(value: Any) -> list[float]:
+    """The numbers of an option: of a number, or of a tuple or list of them; none for anything else."""
+    values = value if isinstance(value, tuple | list) else [value]
+    if not all(isinstance(item, int | float) and not isinstance(item, bool) for item in values):
+        return []
+    return [float(item) for item in values]
+
+
+def has_other_numbers(old: Any, new: Any) -> bool:
+    """Whether an option changed from numbers to other numbers."""
+    return bool(numbers_in(old)) and bool(numbers_in(new)) and old != new
+
+
+def hashable(value: Any) -> Hashable:
+    """A key for an option's value."""
+    if isinstance(value, tuple | list):
+        return tuple(hashable(item) for item in value)
+    return value if isinstance(value, Hashable) else repr(value)

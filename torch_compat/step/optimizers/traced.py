@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,15 +21,20 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torch_compat.step.host.host_values import Readers
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
+from torch_compat.step.host.tensor_scalars import TensorScalars
 from torch_compat.step.optimizers.host_actions import (
     HostExpression,
     HostPlan,
     Read,
+    SetNumber,
     SetOption,
+    StepInline,
     StepOptimizer,
     StepScheduler,
 )
+from torch_compat.step.optimizers.inline import InlineKey, InlineOptimizer, InlineResult, Layouts, StateKey, traceable
 from torch_compat.step.optimizers.param_group import frozen
+from torch_compat.step.optimizers.state_layout import as_array
 from xlatrain.bridge.capture.updates import update_node
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
@@ -50,15 +56,34 @@ class OptimizerTrace:
         calls: the optimizer steps, in order.
         tokens: outputs that keep the update nodes in the graph.
         plan: what happens on the host.
+        layouts: of the states of optimizers whose Python ran in the step, by index.
+        states: the tensors of these, outputs of the graph.
     """
 
     calls: list[UpdateCall] = field(default_factory=list)
     tokens: list[torch.Tensor] = field(default_factory=list)
     plan: HostPlan = field(default_factory=HostPlan)
+    layouts: dict[int, Layouts] = field(default_factory=dict)
+    states: dict[InlineKey, torch.Tensor] = field(default_factory=dict)
+    collectors: list[Callable[[], None]] = field(default_factory=list, repr=False)
+
+    def collect(self) -> list[torch.Tensor]:
+        """Find what states the step leaves, at its end."""
+        for one in self.collectors:
+            one()
+        return list(self.states.values())
+
+    def with_states(self, opt_state: Mapping[str, Mapping[str, Any]], arrays: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """The state of all optimizers, with ``arrays`` as those of optimizers whose Python ran in the step. Pure."""
+        own = {str(index) for index in self.layouts}
+        new = {name: {index: one for index, one in held.items() if index not in own} for name, held in opt_state.items()}
+        for (index, name, path), array in zip(self.states, arrays, strict=True):
+            new.setdefault(name, {}).setdefault(str(index), {})[path] = as_array(array)
+        return new
 
     def fingerprint(self) -> str:
         """The calls and host actions as text, which must be the same in every capture of the step."""
-        return f"{self.calls}\n{self.plan.text()}"
+        return f"{self.calls}\n{self.plan.text()}\n{list(self.states)}"
 
 
 class TracedOptimizers:
@@ -69,6 +94,7 @@ class TracedOptimizers:
         schedulers: of the run, as ``lr_schedulers()`` gives them; others are found when they are used.
         names: parameter → its name.
         may_step: whether ``optimizer.step()`` and ``scheduler.step()`` are the step's affair (manual optimization).
+        inline: the optimizers whose Python runs in the step, by index.
     """
 
     def __init__(
@@ -78,16 +104,23 @@ class TracedOptimizers:
         names: Mapping[torch.Tensor, str],
         *,
         may_step: bool,
+        inline: Mapping[int, InlineOptimizer] | None = None,
     ) -> None:
         self.readers: Readers = {}
+        self._inline = inline or {}
         self._optimizers = list(optimizers)
         self._schedulers = list(schedulers)
         self._names = names
         self._may_step = may_step
 
     @contextlib.contextmanager
-    def traced(self, tracer: ScalarTracer, values: Mapping[str, torch.Tensor]) -> Iterator[OptimizerTrace]:
+    def traced(
+        self, tracer: ScalarTracer, values: Mapping[str, torch.Tensor], states: Mapping[InlineKey, torch.Tensor]
+    ) -> Iterator[OptimizerTrace]:
         """Put stand-ins for the optimizers in place, while a step is captured with ``values`` in place of the parameters.
+
+        Args:
+            states: in place of the states of optimizers whose Python runs in the step.
 
         Raises:
             CaptureError: the step changed what a compiled step cannot change.
@@ -95,7 +128,11 @@ class TracedOptimizers:
         capture = _Capture(self, tracer, values)
         with contextlib.ExitStack() as stack:
             for index, optimizer in enumerate(self._optimizers):
-                stack.enter_context(capture.optimizer_stand_in(index, optimizer))
+                if index in self._inline:
+                    own = {key[1:]: tensor for key, tensor in states.items() if key[0] == index}
+                    stack.enter_context(capture.inlined(index, self._inline[index], own))
+                else:
+                    stack.enter_context(capture.optimizer_stand_in(index, optimizer))
             stack.enter_context(capture.scheduler_stand_ins())
             stack.enter_context(_without_profiler_marks())
             yield capture.trace
@@ -137,14 +174,54 @@ class _Capture:
                 del optimizer.step
             vars(optimizer).update(own)
 
+    @contextlib.contextmanager
+    def inlined(self, index: int, inline: InlineOptimizer, given: Mapping[StateKey, torch.Tensor]) -> Iterator[None]:
+        """The optimizer with traced options and states, whose own ``step`` runs."""
+        shared = inline.shared()
+
+        def number_of(key: StateKey) -> HostScalar:
+            first = shared[key]
+            reader = functools.partial(_number_of, inline, first)
+            name = _name_of_number(index, first)
+            self._owner.readers[name] = reader
+            return HostScalar(self._tracer, lambda host_values: host_values.numbers[name], name, inline.numbers[first])
+
+        def stepped() -> None:
+            if not self._owner._may_step:
+                _refuse(f"calls {type(inline.optimizer).__name__}.step() although automatic optimization does")
+            self._note_options(index)
+            self.trace.plan.actions.append(StepInline(index))
+
+        with inline.traced(given, number_of, stepped) as collect, TensorScalars():
+            groups = inline.groups_now()
+            for group in groups:
+                group.update(traceable(group))
+            self._groups.append(groups)
+            self._seen.append([dict(group) for group in groups])
+            self._wrap_options(index, self._seen[index])
+            self.trace.collectors.append(lambda: self._take(index, inline, shared, collect()))
+            yield
+
+    def _take(self, index: int, inline: InlineOptimizer, shared: Mapping[StateKey, StateKey], found: InlineResult) -> None:
+        """Add the states that the step leaves to the trace."""
+        self.trace.layouts[index] = found.layouts
+        for (name, path), tensor in found.tensors.items():
+            self.trace.states[index, name, path] = tensor
+        for key, value in found.numbers.items():
+            text = _name_of_number(index, key)
+            new = _deferred(value, text)
+            if key not in shared or new.text != _name_of_number(index, shared[key]):
+                self.trace.plan.actions.append(SetNumber(functools.partial(_numbers_of, inline), text, key, new))
+
     def _wrap_options(self, index: int, real: Sequence[Mapping[str, Any]]) -> None:
         """Put host scalars in place of the numbers of an optimizer's groups."""
         for position, (group, options) in enumerate(zip(self._groups[index], real, strict=True)):
             for key, value in options.items():
                 if key != "params":
                     name = f"optimizers[{index}].param_groups[{position}][{key!r}]"
-                    reader = functools.partial(_option, self._owner._optimizers[index], position, key)
-                    group[key] = self._wrapped(name, frozen(value), reader)
+                    reader = functools.partial(_option, self._groups_of(index), position, key)
+                    if index not in self._owner._inline or self._owner._inline[index].is_input(key, frozen(value)):
+                        group[key] = self._wrapped(name, frozen(value), reader)
             self._seen[index][position] = dict(group)
 
     def _wrapped(self, name: str, value: Any, reader: Callable[[], Any]) -> Any:
@@ -197,11 +274,19 @@ class _Capture:
             for param, value in zip(params, new, strict=True):
                 param.copy_(value)
 
+    def _groups_of(self, index: int) -> Callable[[], Sequence[dict[str, Any]]]:
+        """The function that gives the param groups of an optimizer."""
+        if (inline := self._owner._inline.get(index)) is not None:
+            return inline.groups
+        return functools.partial(getattr, self._owner._optimizers[index], "param_groups")
+
     def _note_options(self, index: int) -> None:
         """Add what the step's Python wrote into an optimizer's groups to the plan."""
         optimizer = self._owner._optimizers[index]
-        groups = optimizer.param_groups
-        same = groups is self._groups[index] and len(groups) == len(self._seen[index])
+        inline = self._owner._inline.get(index)
+        groups = optimizer.param_groups if inline is None else inline.groups_now()
+        known = self._groups[index]
+        same = len(groups) == len(known) == len(self._seen[index]) and all(map(operator.is_, groups, known))
         if not same or any(_members(g) != _members(s) for g, s in zip(groups, self._seen[index], strict=True)):
             _refuse(f"adds parameters or groups to {type(optimizer).__name__}, or replaces its param_groups")
         for position, (group, seen) in enumerate(zip(groups, self._seen[index], strict=True)):
@@ -211,7 +296,7 @@ class _Capture:
                 if key not in seen or seen[key] is not value:
                     name = f"optimizers[{index}].param_groups[{position}][{key!r}]"
                     new = _deferred(value, name)
-                    self.trace.plan.actions.append(SetOption(optimizer, name, position, key, new))
+                    self.trace.plan.actions.append(SetOption(self._groups_of(index), name, position, key, new))
                     self._generation += 1
             self._seen[index][position] = dict(group)
 
@@ -300,9 +385,21 @@ def _refuse(what: str) -> NoReturn:
     )
 
 
-def _option(optimizer: torch.optim.Optimizer, group: int, key: str) -> Any:
+def _option(groups: Callable[[], Sequence[dict[str, Any]]], group: int, key: str) -> Any:
     """An option of a group: its number, also while a capture has a host scalar in its place."""
-    return _number_again(frozen(optimizer.param_groups[group][key]))
+    return _number_again(frozen(groups()[group][key]))
+
+
+def _number_of(inline: InlineOptimizer, key: StateKey) -> Any:
+    return inline.numbers[key]
+
+
+def _numbers_of(inline: InlineOptimizer) -> dict[StateKey, Any]:
+    return inline.numbers
+
+
+def _name_of_number(index: int, key: StateKey) -> str:
+    return f"optimizers[{index}].state[{key[0]!r}][{key[1]!r}]"
 
 
 def _attribute(owner: Any, name: str) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import traceback
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -219,7 +220,7 @@ class _Live:
     _live: tuple[LiveTensors, str]
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (_GET_GRAD, _SET_GRAD):
             owner, name = args[0]._live
@@ -231,7 +232,10 @@ class _Live:
             if func == _T.requires_grad.__set__ or func is _T.requires_grad_:
                 args[0]._live[0].flags_changed += 1
         else:
-            args, kwargs = pytree.tree_map_only((_Live, LazyTensor), _ready, (tuple(args), kwargs))
+            given, (args, kwargs) = args, pytree.tree_map_only((_Live, LazyTensor), _ready, (tuple(args), kwargs))
+            attribute = getattr(func, "__self__", None)
+            if type(attribute) is types.GetSetDescriptorType and args[0] is not given[0]:
+                return _attribute_of(args[0], attribute.__name__, *args[1:] if func.__name__ == "__set__" else ())
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -253,6 +257,12 @@ class _Live:
             if kind is torch.Tensor:
                 return values
             return kind(values, requires_grad=self.requires_grad)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _attribute_of(traced: torch.Tensor, name: str, *value: Any) -> Any:
+    """An attribute of what stands for a live tensor, or its assignment: its class may have its own (``data``, ``grad``)."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return setattr(traced, name, *value) if value else getattr(traced, name)
 
 
 def live_array(tensor: torch.Tensor) -> Any:
@@ -322,7 +332,7 @@ class LazyTensor(torch.Tensor):
     _fetch: Callable[[], torch.Tensor]
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _T.to and _changes_nothing(args, kwargs):  # torch's optimizers do that to a loaded state
             return args[0]
