@@ -215,6 +215,7 @@ EAGER_CASES = {
     "python_in_the_step_of_an_optimizer": "Counting.step changes",
     "counted_in_a_class_of_classes": "Counted.steps",
     "raises_in_the_closure_of_an_optimizer_step": "the step raises ValueError",
+    "a_schedule_that_ends_too_early": "the step raises IndexError",
     "sparse_gradients_of_bags": "embedding_bag with sparse=True",
     "arrays_drawn_by_numpy_that_tensors_share": "drawn at random",
 }

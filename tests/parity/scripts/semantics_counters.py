@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from typing import Any
 
 import lightning.pytorch as pl
@@ -68,6 +69,44 @@ def counters_in_texts_and_indices(run: Run) -> None:
             return loss
 
     fit(run, Named())
+
+
+SCHEDULE = (1.0, 0.5, 0.25, 0.125, 0.1, 0.05)
+
+
+@case
+def schedules_in_lists(run: Run) -> None:
+    class Scheduled(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = [1.0, 0.9, 0.8, 0.7]
+            self.widths = [3, 2, 1]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch) * SCHEDULE[self.current_epoch] * self.scales[-1 - batch_idx % 4]
+            loss = loss * self.widths[min(self.current_epoch, 2)] + 0.01 * self.scales[random.randint(0, 3)]
+            self.log("scale", self.scales[batch_idx % 4])
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", [3.0, 2.0, 1.0, 0.5, 0.25, 0.1][self.current_epoch])
+
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 3:
+                self.scales[2] = 0.1
+
+    random.seed(3)
+    fit(run, Scheduled(), val=True, max_epochs=5)
+    run.note("few programs", [entry["captures"] <= 6 for entry in reported_runs()[-1:]] or [True])
+
+
+@case
+def a_schedule_that_ends_too_early(run: Run) -> None:
+    class Short(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.loss(batch) * [1.0, 0.5][self.current_epoch]
+
+    fit(run, Short(), max_epochs=4)
 
 
 @case

@@ -70,6 +70,29 @@ def test_arithmetic_stays_an_expression_over_later_counters(function: Callable[[
     assert tracer.plan.guards == []  # nothing was assumed
 
 
+@pytest.mark.parametrize("numbers", [[1.0, 0.5, 0.25], (3, 2, 1), [0.1 * i for i in range(20)]], ids=len)
+def test_an_entry_of_a_list_of_numbers_is_an_expression(numbers: list[float] | tuple[int, ...]) -> None:
+    tracer = make_tracer()
+    found = tracer.counter("current_epoch").entry_of(numbers)
+    assert type(found) is HostScalar
+    assert found.deferred()[0](values(**NOW)) == numbers[2]
+    assert found.deferred()[0](values(**{**NOW, "current_epoch": 1})) == numbers[1]
+    assert tracer.plan.holds(values(**{**NOW, "current_epoch": 1}))
+    assert not tracer.plan.holds(values(**{**NOW, "current_epoch": len(numbers)}))
+
+
+@pytest.mark.parametrize("holder", [[1, 0.5, 0.25], ["a", "b", "c"], [True, False, True], "abc"], ids=str)
+def test_another_entry_is_what_it_is_now(holder: Any) -> None:
+    tracer = make_tracer()
+    assert tracer.counter("current_epoch").entry_of(holder) is holder[2]
+    assert not tracer.plan.holds(values(**LATER))
+
+
+def test_an_entry_that_is_not_there_is_pythons_error() -> None:
+    with pytest.raises(IndexError, match="list index out of range"):
+        make_tracer().counter("batch_idx").entry_of([1.0, 2.0])
+
+
 def test_the_least_of_a_number_that_grows_and_one_of_numpys_is_one_program() -> None:
     tracer = make_tracer()
     found: Any = min(0.02 * tracer.counter("batch_idx") / 25, np.log(40))

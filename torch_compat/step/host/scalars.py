@@ -251,6 +251,10 @@ def _unary(name: str, function: Callable[[Any], Any]) -> Any:
     return method
 
 
+_FEW = 8
+"""Numbers that a text has one by one."""
+
+
 class HostScalar:
     """A counter of the loop, or an expression over counters, while a step is captured. It passes for an ``int`` or ``float``."""
 
@@ -279,6 +283,20 @@ class HostScalar:
     def deferred(self) -> tuple[Expression, str]:
         """The expression and its text, to be evaluated with the counters of a later step."""
         return self._expression, self._text
+
+    def entry_of(self, holder: Any) -> Any:
+        """``holder[self]``: of a list or tuple of numbers of one type an expression, which later steps evaluate anew.
+
+        Whoever asks has a guard on what is in the holder.
+        """
+        kinds = {type(one) for one in holder} if type(holder) in (list, tuple) and type(self._value) is int else set()
+        if kinds not in ({int}, {float}):
+            return holder[self]
+        numbers, mine, count = tuple(holder), self._expression, len(holder)
+        if not self._tracer.guard(lambda host_values: -count <= mine(host_values) < count, f"{self._text} among {count} entries"):
+            return holder[self]  # which raises what Python raises
+        text = f"{numbers}[{self._text}]" if count <= _FEW else f"entries {hash(numbers)}[{self._text}]"
+        return HostScalar(self._tracer, lambda host_values: numbers[mine(host_values)], text, numbers[self._value])
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
