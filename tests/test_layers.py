@@ -181,8 +181,8 @@ FOLDERS = {
     "torch_compat.step": (
         *("values gradients kept_graphs materialize planned recompilation", "host", "metrics placed_batch", "effects"),
         *("guards", "optimizers", "capture carried model_state", "buckets"),
-        *("index_looks mesh_run outcome placed_optimizers program_cache programs", "run_context step_runner"),
-        *("batch_pass compile_notice device_memory mesh_state step_services update", "program_builder"),
+        *("index_looks outcome placed_optimizers program_cache programs", "kept_steps", "mesh_run", "run_context step_runner"),
+        *("batch_pass circumstances compile_notice device_memory mesh_state step_services update", "program_builder"),
         *("mesh_steps", "eager mesh_step_runner", "placed_run", "optimization", "dispatcher"),
     ),
     "xlatrain.bridge": (

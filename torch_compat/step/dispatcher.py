@@ -15,6 +15,7 @@ from torch_compat.run import hook_calls as call
 from torch_compat.run.states import TrainerFn
 from torch_compat.step import mesh_state
 from torch_compat.step.batch_pass import may_change_batches, pass_over
+from torch_compat.step.circumstances import Circumstances, may_be_kept
 from torch_compat.step.compile_notice import CompileNotice
 from torch_compat.step.eager.eager import EagerOptimization
 from torch_compat.step.eager.eager_run import EagerRun
@@ -32,6 +33,7 @@ from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.kept_graphs import graphs_of
+from torch_compat.step.kept_steps import KeptSteps
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimization.automatic import AutomaticOptimization, check_scaling
@@ -80,6 +82,7 @@ class StepDispatcher:
         self._earlier_optimizers: list[torch.optim.Optimizer] = []
         self._contexts = contextlib.ExitStack()
         self._tell_compiling = CompileNotice(run, lambda: 0.0 if self.steps is None else self.steps.log.seconds)
+        self._circumstances: Circumstances | None = None  # None: its steps end with this run
         self._times_placed = 1
         self._on_host = HostEvaluation(run)
 
@@ -103,6 +106,7 @@ class StepDispatcher:
         mesh_run.executor = self
         with self._contexts:
             yield
+        self._keep_steps()
 
     def start(self) -> None:
         """Decide how steps run (``XLATRAIN_EXECUTOR``) and place the model; once in a run.
@@ -130,6 +134,7 @@ class StepDispatcher:
         warn_of_torch()
         run = self._run
         module = run.precision_plugin.convert_module(run.lightning_module)
+        kept = self._kept_steps() if before is None else None
         self._compiled = PlacedRun(
             run.strategy,
             module,
@@ -143,9 +148,30 @@ class StepDispatcher:
             backward=own_backward(run),
             around_backward=functools.partial(after_hooks, run, hook_before(run)),
             graphs=graphs_of(module).begin_run(),
+            kept=kept,
         )
         self.steps = self._compiled.steps
         self._contexts.enter_context(self._compiled.follow())
+
+    def _kept_steps(self) -> KeptSteps | None:
+        """The steps of the last such run of the module, if nothing has changed since but what their guards see."""
+        run, kept = self._run, self._run.strategy._mesh_run.kept
+        fits = run.state.fn == TrainerFn.FITTING  # whose programs hold its optimizers
+        if fits or self.compiled_steps is not MeshStepRunner or not may_be_kept(run):
+            return None
+        self._circumstances = Circumstances(run, roots_of(run))
+        for fn in [fn for fn, (before, _) in kept.items() if not before.is_of(run.lightning_module)]:
+            del kept[fn]
+        before, steps = kept.pop(str(run.state.fn), (None, None))
+        return steps if before is not None and self._circumstances.same_as(before) else None
+
+    def _keep_steps(self) -> None:
+        """Keep the steps of this run, which has ended well, for the next."""
+        run, steps, before = self._run, self.steps, self._circumstances
+        if before is None or not isinstance(steps, MeshStepRunner) or steps.log.fallback or steps.log.on_host:
+            return
+        if steps.kept.programs.end_run() and Circumstances(run, roots_of(run)).same_as(before):
+            run.strategy._mesh_run.kept[str(run.state.fn)] = before, steps.kept
 
     def _run_eagerly(self, reason: str) -> None:
         self._eager = EagerRun(self._run, reason, self._contexts)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from torch_compat.core.module import LightningModule
     from torch_compat.core.optimizer import LightningOptimizer
+    from torch_compat.step.kept_steps import KeptSteps
     from torch_compat.step.model_state import ModelState
 
 
@@ -45,6 +46,7 @@ class MeshRun:
         device: where user code puts tensors; a GPU while steps run eagerly on it.
         placed: the module's arrays, while a run is on.
         executor: of the steps, while a run is on.
+        kept: the module's steps, by the function of the Trainer that ran them, with the circumstances.
         backward: runs the backward pass of a loss, with the module's hooks around it.
         gradients_only: while a step is captured whose hooks run on the host: ``backward`` gives the gradients, and calls nobody.
         step_optimizer: makes the update of an optimizer, after its closure, with the hooks in between.
@@ -56,6 +58,7 @@ class MeshRun:
         "devices",
         "executor",
         "gradients_only",
+        "kept",
         "lightning_optimizers",
         "mesh",
         "model",
@@ -75,6 +78,7 @@ class MeshRun:
         self.device = torch.device("cpu")
         self.placed: ModelState | None = None
         self.executor: SetsUpRun | None = None
+        self.kept: dict[str, tuple[Any, KeptSteps]] = {}
         self.backward: Callable[..., Any] | None = None
         self.gradients_only = False
         self.step_optimizer: Callable[..., Any] | None = None

@@ -11,30 +11,26 @@ from typing import Any
 
 import jax
 import torch
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from torch_compat.step.buckets import cut
 from torch_compat.step.capture.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.step_capture import StepBody, StepInputs, StepSpec, UserCall
-from torch_compat.step.carried import CarriedTensors
-from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.gradients import VisibleGradients
 from torch_compat.step.host.assumptions import Assumptions, decide
 from torch_compat.step.host.callback_queue import PendingCalls, StepCalls
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.index_looks import IndexLooks
-from torch_compat.step.materialize import put
+from torch_compat.step.kept_steps import KeptSteps
 from torch_compat.step.mesh_steps import EvaluationStep, MeshStep
 from torch_compat.step.metrics import sync as metric_sync
 from torch_compat.step.model_state import ModelState
-from torch_compat.step.outcome import Filler, StepOutcome, array_of_unread
+from torch_compat.step.outcome import Filler, StepOutcome
 from torch_compat.step.placed_batch import BatchForms, PlacedBatch
 from torch_compat.step.planned import Planned
 from torch_compat.step.program_builder import ProgramBuilder
-from torch_compat.step.program_cache import ProgramCache
 from torch_compat.step.step_services import StepServices
-from torch_compat.step.values.user_objects import containers_around
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.mesh.data import BatchPlacer
@@ -54,6 +50,7 @@ class MeshStepRunner:
         planned: a look at the first program of training; None once it was taken, or where nobody wants it.
         fresh: the gradients that the last program gave, until :meth:`show_gradients`.
         finite: the finding of the plan's guard in the last update, on the devices; None without a guard.
+        kept: what the next run of the module may take over.
         index_looks: the host's looks at whether indices in its steps were in range.
         kept_rows: names of methods whose steps left, in this epoch, values of this process's rows on the host.
     """
@@ -72,25 +69,20 @@ class MeshStepRunner:
         self.fresh: dict[str, Any] = {}
         self.kept_rows: set[str] = set()
         self.index_looks = IndexLooks()
-        self._forms = self._batch_forms()
-        self._effects = EffectRecorder({**services.roots, **containers_around(services.roots.values())})
-        self._variants = ProgramCache(
-            model, services.roots, self._effects.roots, self.log, services.compiling, services.no_recompilation_after
-        )
-        self._variants.pad(self._forms, mesh)
-        self._carried = CarriedTensors(self._effects.roots, self._to_all)
+        if services.kept is None:
+            forbidden = services.no_recompilation_after
+            self.kept = KeptSteps.begin(model, self._batch_forms(), services.roots, self.log, services.compiling, forbidden)
+        else:
+            self.kept = services.kept
+            self.kept.programs.begin_run(model, self.log, services.compiling, services.no_recompilation_after)
+        self._forms, self._effects = self.kept.forms, self.kept.effects
+        self._variants, self._carried = self.kept.programs, self.kept.carried
         self._running_step = ""
         self._bounded = mesh.devices.size > 1
         self._in_flight: deque[Any] = deque()
         metric_sync.install()
         self._pending = PendingCalls(*([0] if self._forms.layout.processes > 1 else []))
         self._evaluations = 0
-
-    def _to_all(self, tensor: torch.Tensor) -> jax.Array:
-        """A tensor whole on each device of the mesh; what a program gave, without the host."""
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        array = array_of_unread(tensor)
-        return put(tensor, tensor.dtype, everywhere, broadcast=False) if array is None else jax.device_put(array, everywhere)
 
     def _batch_forms(self) -> BatchForms:
         return BatchForms(BatchPlacer(self.mesh))

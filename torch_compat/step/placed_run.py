@@ -15,6 +15,7 @@ from torch_compat.step.capture.step_capture import TraceContext
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.kept_graphs import RunGraphs
+from torch_compat.step.kept_steps import KeptSteps
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
@@ -41,7 +42,7 @@ class PlacedRun(Generic[Steps]):
         model_state: the kind of the module's arrays.
         before: the runner where whose steps ended these go on.
         logging, forward: see :class:`~torch_compat.step.capture.step_capture.TraceContext`.
-        roots, compiling, backward, around_backward, graphs: see :class:`~torch_compat.step.step_services.StepServices`.
+        roots, compiling, backward, around_backward, graphs, kept: see :class:`~torch_compat.step.step_services.StepServices`.
 
     Attributes:
         model: the module's arrays.
@@ -65,6 +66,7 @@ class PlacedRun(Generic[Steps]):
         backward: Callable[[torch.Tensor, Callable[..., None]], Any] | None = None,
         around_backward: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
         graphs: RunGraphs | None = None,
+        kept: KeptSteps | None = None,
     ) -> None:
         @contextlib.contextmanager
         def around() -> Iterator[None]:
@@ -83,6 +85,7 @@ class PlacedRun(Generic[Steps]):
             around_backward=around_backward,
             no_recompilation_after=forbidden_after(strategy.no_recompilation_after),
             graphs=graphs,
+            kept=kept,
         )
         self.steps = runner(model, strategy.mesh, services if before is None else replace(services, log=before.log))
         if before is not None:

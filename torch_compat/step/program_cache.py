@@ -65,7 +65,7 @@ class ProgramCache:
     ) -> None:
         self._model = model
         self._changed = changed
-        self._guards = StepGuards(model.module, roots, model.find_tensors, lambda: followed(changed))
+        self._guards = StepGuards(model.module, roots, lambda: self._model.find_tensors(), lambda: followed(changed))
         self._captures = CaptureSession(model.module, self._guards, changed)
         self._log = log
         self._tell_compiling = compiling
@@ -80,10 +80,29 @@ class ProgramCache:
         self._holds = 0
         self._buckets: Buckets | None = None
         self._padded: deque[tuple[list[CachedProgram], CachedProgram]] = deque()
+        self._taken_over: set[Callable[..., Any]] = set()  # programs of earlier runs that this one has not used yet
+
+    def begin_run(
+        self, model: ModelState, log: ExecutorLog, compiling: Callable[[bool], None], no_recompilation_after: int | None
+    ) -> None:
+        """Go on in another run of the module, which may have changed since :meth:`end_run`; arguments as for the cache."""
+        for told in ("loops", "attention", "losses", "buckets"):  # of the programs that are there
+            getattr(log, told).extend(getattr(self._log, told))
+        self._model, self._log, self._tell_compiling = model, log, compiling
+        self._recompilations = Recompilations(log, no_recompilation_after)
+        self._flags_seen = -1
+        self._taken_over = {one.program for one in self._all(lambda key: True)}
+        self._guards.begin_run()
+
+    def end_run(self) -> bool:
+        """Let go of what belongs to this run; False where steps depend on it, so that no other run may take them over."""
+        del self._model, self._tell_compiling
+        self._captures.raised = None
+        return not any(self._guards.asks_run(name) for name in {key[0][0] for key in self._variants})
 
     def pad(self, forms: BatchForms, mesh: Mesh) -> None:
         """Let one program serve batches of several sizes where that can be."""
-        self._buckets = Buckets(self._captures, forms, mesh, self._log.buckets.append)
+        self._buckets = Buckets(self._captures, forms, mesh, lambda line: self._log.buckets.append(line))
 
     def add_function(self, name: str, function: Callable[..., Any]) -> None:
         """The step ``name`` is a function, no method of the module's."""
@@ -175,6 +194,7 @@ class ProgramCache:
                 assumptions.take_back = take_back
             if not variant.branches_on_draws or variant.fits(host_values, self._changed):
                 if not variant.is_due or self._audit_before_draws(name, variant, spec, host_values, take_back):
+                    self._count_taken_over(variant)
                     return variant
                 variants.remove(variant)
                 replaced = True
@@ -393,6 +413,12 @@ class ProgramCache:
                 "A host value that the step reads changes all the time, or the batches' shapes do: pad the batches to few "
                 "lengths (torch_compat.utilities.padding), and keep changing values in tensors or in plain number attributes."
             )
+
+    def _count_taken_over(self, variant: CachedProgram) -> None:
+        if variant.program in self._taken_over:
+            self._taken_over.remove(variant.program)
+            self._log.variants += 1
+            self._log.taken += 1
 
     def _check_asked(self, name: str) -> None:
         """Refuse a step that asks for values of which there are too many.

@@ -13,6 +13,7 @@ import torch
 from torch_compat.run.report import ExecutorLog
 from torch_compat.step.capture.step_capture import TraceContext
 from torch_compat.step.kept_graphs import RunGraphs
+from torch_compat.step.kept_steps import KeptSteps
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.run_context import StepStrategy
 from xlatrain.bridge.jax_function import CallsJax
@@ -32,6 +33,7 @@ class StepServices:
         around_backward: the context of the backward pass of a captured training step.
         graphs: of the module's steps in earlier runs; None: every run captures its own.
         no_recompilation_after: training batches after which another compilation is an error; None: never.
+        kept: the steps of an earlier run of the module, where nothing else has changed; they are taken over.
         log: what the run report says of the steps.
     """
 
@@ -42,6 +44,7 @@ class StepServices:
     around_backward: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     no_recompilation_after: int | None = None
     graphs: RunGraphs | None = None
+    kept: KeptSteps | None = None
     log: ExecutorLog = field(default_factory=ExecutorLog)
 
 

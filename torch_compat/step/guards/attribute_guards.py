@@ -139,6 +139,21 @@ class AttributeGuards:
                 self._assigned.add(where)
                 self._changes += 1
 
+    def begin_run(self) -> None:
+        """Find all that was changed since the last run: assignments were not followed."""
+        self.find_owners()
+        self.rescan()
+        for held in self._held.values():
+            changed = {where for where, value in held.values.items() if not same(self._value(where), value)}
+            self._assigned |= changed | {(self._index[of], name) for of, name in held.absent if self._has_come(of, name)}
+        for step in self._reads:
+            self._watch(step)
+            self._hold(step)
+        self._changed_inputs()
+
+    def _has_come(self, of: int, name: str) -> bool:
+        return of in self._index and name in self._owners[self._index[of]].__dict__
+
     def refresh(self, step: str) -> None:
         """Find what ``step`` reads of modules and was changed past ``setattr``; cheap where nothing was."""
         held = self._held.get(step)
@@ -158,11 +173,12 @@ class AttributeGuards:
             if owner in self._owners and owner not in self._others and name not in _MODULE_INTERNALS:
                 read[owner, name] = self._value((owner, name))
                 by_owner.setdefault(owner, {})[name] = read[owner, name]
-        held = []
+        held, absent = [], []
         for owner, values in by_owner.items():
             attributes = self._owners[owner].__dict__
             held.append((attributes, {name: value for name, value in values.items() if name in attributes}, False))
-        self._held[step] = _Held(len(self._assigned), read, IdentityCheck(held))
+            absent += [(id(self._owners[owner]), name) for name in values if name not in attributes]
+        self._held[step] = _Held(len(self._assigned), read, IdentityCheck(held), absent)
 
     @contextlib.contextmanager
     def capturing(self, step: str) -> Iterator[None]:
@@ -216,7 +232,7 @@ class AttributeGuards:
             try:
                 yield
             finally:
-                self._tracer = None
+                self._tracer = self._draws = None
 
     def _seen_by(self, step: str, where: Where, value: Any) -> Any:
         """The value that the step being captured gets for an attribute."""
@@ -375,8 +391,10 @@ class _Held:
 
     Attributes:
         assigned: how many attributes had been assigned by then.
+        absent: id of the module, and name, of those that it did not have itself.
     """
 
     assigned: int
     values: dict[Where, Any]
     objects: IdentityCheck
+    absent: list[tuple[int, str]]

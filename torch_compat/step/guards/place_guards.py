@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from torch_compat.step.guards.compared_places import Locations
-from torch_compat.step.guards.locations import Contents, Entry, Item, Key, Large, Location
+from torch_compat.step.guards.locations import Attribute, Contents, Entry, Item, Key, Large, Location, Lookup
 from torch_compat.step.guards.looks import looked_at
 from torch_compat.step.guards.module_structure import ModuleStructure
 from torch_compat.step.guards.observation import Observation
@@ -25,6 +25,7 @@ from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
 
 _OFTEN = 16  # changes
+_OF_A_FIT = frozenset({"optimizers", "lr_schedulers", "toggle_optimizer", "untoggle_optimizer", "manual_backward"})
 _ENOUGH = 2  # changes for nothing of an object of an installed package
 _ADVICE = (
     "Keep it as an attribute of the module (self.…), where a number becomes an input of the compiled step, in a tensor "
@@ -79,6 +80,15 @@ class PlaceGuards:
     def looked_at(self, step: str) -> frozenset[str]:
         """The names with which functions that the step has run do more than to fill what they stand for."""
         return looked_at(self._of(step).functions)
+
+    def asks_run(self, step: str) -> bool:
+        """Whether a member of a class of ours was asked for that gives objects: which it gives is compared nowhere.
+
+        Of the module's own only what gives optimizers and schedulers counts: its others give what is its own or the Trainer's.
+        """
+        read = self._of(step).read.values()
+        answers = {one.name for one in read if isinstance(one, Attribute)}
+        return any(isinstance(one, Lookup) and _asks_run(one, answers) for one in read)
 
     def structure_changed(self) -> bool:
         """Whether modules were replaced, or hooks registered or removed, since this was asked last."""
@@ -282,6 +292,17 @@ class _Followed:
                 "the step. It is no longer compared. If the step depends on it, keep the value as an attribute of "
                 "the module (self.…), or run eagerly (XLATRAIN_EXECUTOR=eager)"
             )
+
+
+def _asks_run(asked: Lookup, answers: Collection[str]) -> bool:
+    kind = asked.owner if isinstance(asked.owner, type) else type(asked.owner)
+    definer = next((one for one in kind.__mro__ if asked.name in vars(one)), kind)
+    if not definer.__module__.startswith("torch_compat."):
+        return False
+    if issubclass(kind, torch.nn.Module):
+        return asked.name in _OF_A_FIT
+    found = vars(definer).get(asked.name)
+    return callable(getattr(found, "__get__", None)) and not (isinstance(found, property) and asked.name in answers)
 
 
 def _are_as_before(outgrown: Locations, parts: Mapping[Key, Hashable]) -> bool:

@@ -58,6 +58,14 @@ class StepGuards:
 
     following = of("_attributes.following", "The context of a whole run: what the host assigns to modules is followed.")
 
+    def begin_run(self) -> None:
+        """Find all that the host has changed since the last run, in which nothing was followed."""
+        self._attributes.begin_run()
+
+    def asks_run(self, step: str) -> bool:
+        """Whether ``step`` has asked the Trainer for what no guard compares; it is the same in one run only."""
+        return self._places.asks_run(step)
+
     # -- before each step ------------------------------------------------------------------------------------------
 
     def refresh(self, step: str) -> None:

@@ -1,0 +1,314 @@
+"""A Trainer that is called again with one module: what is changed between two calls counts, whatever it is."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from basics import Regression, regression_data
+from recording import Run, case
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+ALPHA = 1.0
+CONFIG = types.SimpleNamespace(beta=1.0, table=[1.0, {"deep": 1.0}])
+
+
+def helper(x: Tensor) -> Tensor:
+    return x
+
+
+def closed(by: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * by
+
+
+class Settings:
+    gamma = 1.0
+
+
+class Part(nn.Module):
+    """A layer with an attribute of its own, and one of its class."""
+
+    kind = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.0)
+        self.layer = nn.Linear(8, 2)
+        self.power = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.dropout(x)) ** self.power * self.kind
+
+
+class Reading(Regression):
+    """Steps that read what can change between two calls."""
+
+    delta = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+        self.act: nn.Module = nn.Identity()
+        self.scaled = closed(1.0)
+        self.outside = torch.ones(2)
+        self.options = {"a": [1.0]}
+        self.mode = "plain"
+        self.register_buffer("shift", torch.zeros(2))
+
+    def value(self, batch: Any) -> Tensor:
+        x = self.act(self.scaled(helper(self.part(batch[0].to(self.part.layer.weight.dtype)) + self.shift)))
+        x = F.relu(x + 1) * ALPHA * CONFIG.beta * CONFIG.table[0] * CONFIG.table[1]["deep"] * Settings.gamma * self.delta
+        if hasattr(self, "late"):
+            x = x + 3.0
+        if self.mode == "other":
+            x = x * 5.0
+        if self.part.layer.weight.requires_grad:
+            x = x - 1.0
+        x = x + torch.zeros(1).dtype.itemsize + torch.ones(2, dtype=torch.get_default_dtype()).element_size()
+        return (x * self.outside * self.options["a"][0]).double().sum(-1)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val", self.value(batch).mean())
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("test", self.value(batch).mean())
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return self.value(batch), self.mode, self.trainer.precision
+
+
+class OtherReading(Reading):
+    """Another class of the same layout."""
+
+    delta = 7.0
+
+
+class Scaling(pl.Callback):
+    """Changes the module at the start of each call, once it is there."""
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        pl_module.options["a"][0] = 2.0
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        pl_module.options["a"][0] = 1.0
+
+
+@contextmanager
+def default_dtype() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+class Calls:
+    """Calls of a Trainer with one module, and what they returned."""
+
+    def __init__(self, run: Run, model: pl.LightningModule) -> None:
+        self.run, self.model = run, model
+        run.initialise(model)
+        self.loader: Any = run.loader(*regression_data(32))
+        self.returned: dict[str, Any] = {}
+
+    def look(self, trainer: pl.Trainer, name: str, around: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        found: list[Any] = []
+        for again in range(2):  # what a call has come to know is there for the next
+            with around():
+                found += trainer.predict(self.model, self.loader)  # pyright: ignore[reportArgumentType]
+                found += trainer.validate(self.model, self.loader, verbose=False)
+            if not again:
+                found += trainer.test(self.model, self.loader, verbose=False)
+        self.returned[f"{len(self.returned)} {name}"] = found
+
+    def finish(self, trainer: pl.Trainer) -> None:
+        self.run.note("returned", self.returned)
+        self.run.finish(self.model, trainer)
+
+
+@case
+def what_is_changed_between_two_calls(run: Run) -> None:
+    global ALPHA, helper
+    model, trainer = Reading(), run.trainer()
+    calls = Calls(run, model)
+    calls.look(trainer, "at first")
+    ALPHA = 2.0
+    calls.look(trainer, "a global")
+    CONFIG.beta = 2.0
+    calls.look(trainer, "an attribute of a global")
+    CONFIG.table[1]["deep"] = 3.0  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue]
+    calls.look(trainer, "deep in a list")
+    Settings.gamma = 0.5
+    calls.look(trainer, "a class's attribute")
+    model.scaled.__closure__[0].cell_contents = 4.0  # pyright: ignore
+    calls.look(trainer, "a closure")
+    model.scaled = closed(4.5)
+    calls.look(trainer, "another function of the same code")
+    before, helper = helper, lambda x: x + 2.0  # pyright: ignore[reportAssignmentType]
+    calls.look(trainer, "a function")
+    helper = before
+    calls.look(trainer, "the old function")
+    model.part.forward = types.MethodType(lambda self, x: self.layer(x) * 2, model.part)
+    calls.look(trainer, "a method of an object")
+    del model.part.forward
+    calls.look(trainer, "the old method")
+    Part.kind = 2.0
+    calls.look(trainer, "an attribute of a submodule's class")
+    Part.kind, model.part.kind = 1.0, 3.0
+    calls.look(trainer, "an attribute that hides its class's")
+    OtherReading.delta, Reading.delta = 7.0, 0.25
+    calls.look(trainer, "the subclass's attribute")
+    model.delta = 1.5
+    calls.look(trainer, "an attribute of the module that was its class's")
+    model.part.power = 2
+    calls.look(trainer, "a number in a submodule")
+    model.mode = "other"
+    calls.look(trainer, "a text")
+    model.late = None  # pyright: ignore[reportAttributeAccessIssue]
+    calls.look(trainer, "an attribute that was missing")
+    del model.late
+    model.options = {"a": [3.0]}
+    calls.look(trainer, "another dict")
+    model.options["a"].insert(0, 2.5)
+    calls.look(trainer, "an entry of a list")
+    model.__dict__["mode"] = "plain"
+    calls.look(trainer, "past setattr")
+    model.act = nn.Tanh()
+    calls.look(trainer, "a submodule")
+    model.act = nn.Sequential(nn.Tanh(), nn.Hardtanh(-0.1, 0.1))
+    calls.look(trainer, "several submodules")
+    model.act[1].max_val = 0.2  # pyright: ignore[reportArgumentType]
+    calls.look(trainer, "a setting of a submodule")
+    model.part.layer.weight.requires_grad_(False)
+    calls.look(trainer, "a parameter's requires_grad")
+    model.part.dropout.p = 1.0
+    calls.look(trainer, "a dropout that is off")
+    handle = model.part.register_forward_hook(lambda module, args, output: output + 1)
+    calls.look(trainer, "a hook")
+    handle.remove()
+    calls.look(trainer, "no hook")
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, output: output + 0.5 if isinstance(module, Part) else None
+    )
+    calls.look(trainer, "a hook of all modules")
+    handle.remove()
+    model.outside = torch.full((2,), 2.0)
+    calls.look(trainer, "a tensor")
+    model.outside.mul_(3.0)
+    calls.look(trainer, "the values of a tensor")
+    with torch.no_grad():
+        model.part.layer.weight.mul_(0.5)
+        model.shift.add_(2.0)
+    calls.look(trainer, "weights and a buffer")
+    model.part.layer.bias = nn.Parameter(torch.ones(2))
+    calls.look(trainer, "another parameter")
+    model.part.layer = nn.Linear(8, 2, bias=False)
+    with torch.no_grad():
+        model.part.layer.weight.fill_(0.1)
+    calls.look(trainer, "another layer")
+    model.shift = torch.ones(1, 2)
+    calls.look(trainer, "a buffer of another shape")
+    model.__class__ = OtherReading
+    del model.delta
+    calls.look(trainer, "another class")
+    relu, F.relu = F.relu, F.softplus
+    calls.look(trainer, "a function of torch")
+    F.relu = relu
+    calls.look(trainer, "the old function of torch")
+    method, Reading.value = Reading.value, lambda self, batch: self.part(batch[0]).sum(-1)
+    calls.look(trainer, "a method of the class")
+    Reading.value = method
+    calls.look(trainer, "the old method of the class")
+    calls.finish(trainer)
+    ALPHA = CONFIG.beta = Settings.gamma = Reading.delta = Part.kind = 1.0
+    CONFIG.table[:] = [1.0, {"deep": 1.0}]
+
+
+@case
+def what_surrounds_two_calls(run: Run) -> None:
+    model, trainer = Reading(), run.trainer()
+    calls = Calls(run, model)
+    calls.look(trainer, "at first")
+    calls.look(trainer, "default dtype", default_dtype)
+    calls.look(trainer, "as before")
+    calls.look(trainer, "autocast", lambda: torch.autocast("cpu", torch.bfloat16))
+    calls.look(trainer, "as before")
+    calls.look(trainer, "deterministic", deterministic)
+    calls.look(trainer, "enabled grad", torch.enable_grad)
+    model.train()
+    calls.look(trainer, "in train mode")
+    model.eval()
+    calls.look(trainer, "in eval mode")
+    scaling = Scaling()
+    trainer.callbacks.append(scaling)
+    calls.look(trainer, "another callback")
+    trainer.callbacks.remove(scaling)
+    calls.look(trainer, "no callback")
+    x, y = regression_data(32)
+    calls.loader = run.loader(x.double(), y)
+    calls.look(trainer, "float64 batches")
+    calls.loader = run.loader(x.bfloat16(), y)
+    calls.look(trainer, "bfloat16 batches")
+    calls.loader = [run.loader(x, y), run.loader(x * 2, y)]
+    calls.look(trainer, "two loaders")
+    calls.loader = run.loader(x[:16], y[:16])
+    calls.look(trainer, "another size")
+    model.double()
+    calls.look(trainer, "weights in float64")
+    model.float()
+    calls.look(trainer, "weights in float32")
+    calls.look(run.trainer(precision="bf16-mixed"), "another precision")
+    calls.look(run.trainer(callbacks=[Scaling()]), "another trainer")
+    calls.look(trainer, "the first trainer")
+    trainer.fit(model, run.loader(x, y))
+    calls.look(trainer, "after training")
+    calls.finish(trainer)
+
+
+class Asking(Regression):
+    """Steps that ask their Trainer."""
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        last = batch_idx == self.trainer.num_predict_batches[0] - 1
+        return self(batch[0]).sum(-1) + 10 * last, len(self.trainer.predict_dataloaders.dataset)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loader: DataLoader = self.trainer.val_dataloaders
+        self.log("val", self.loss(batch) + len(loader) + self.trainer.num_val_batches[0] + len(self.trainer.callbacks))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test", self.loss(batch) + (self.logger is None) + len(self.trainer.loggers) + self.trainer.log_every_n_steps)
+
+
+@case
+def steps_that_ask_the_trainer_for_what_a_call_gave_it(run: Run) -> None:
+    model, trainer = Asking(), run.trainer()
+    calls = Calls(run, model)
+    calls.look(trainer, "at first")
+    x, y = regression_data(64)
+    calls.loader = run.loader(x, y)
+    calls.look(trainer, "more batches")
+    trainer.log_every_n_steps = 7  # pyright: ignore[reportAttributeAccessIssue]
+    calls.look(trainer, "a setting")
+    trainer.loggers = []
+    calls.look(trainer, "no logger")
+    trainer.limit_predict_batches = trainer.limit_val_batches = 2
+    calls.look(trainer, "limits")
+    trainer.callbacks.append(pl.Callback())
+    calls.look(trainer, "a callback")
+    calls.finish(trainer)
