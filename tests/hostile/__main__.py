@@ -21,6 +21,7 @@ from tests.hostile import hangs, losses, tally, two_writers
 from tests.hostile.damage import damages
 from tests.hostile.named_classes import attempts, saboteur
 from tests.hostile.tally import Tally
+from tests.multiprocess import drill as fire_drill
 
 VALUES = {"w": np.arange(6000, dtype=np.float32).reshape(200, 30), "b": np.arange(7)}
 Found = collections.Counter[str]
@@ -71,12 +72,23 @@ def killed_writers(folder: Path, first: int, count: int) -> Found:
     return collections.Counter({"killed": count, "others saved all": 4 - count})
 
 
+def killed_runs(folder: Path, first: int, count: int) -> Found:
+    """A run of four processes is ended so often and started again; the storage changes from piece to piece."""
+    storage = fire_drill.STORAGES[first // count % len(fire_drill.STORAGES)]
+    ways = ("SIGKILL of one process", "SIGKILL of all processes", "SIGTERM")
+    kinds = [ways[number % len(ways)] for number in range(first, first + count)]
+    done = fire_drill.drill(folder, kinds, 4, 1, fire_drill.Drill(first), storage=storage)
+    found = collections.Counter(f"{storage}: {end.how}" for end in done.ended)
+    return found + collections.Counter({"runs as the undisturbed one": len(done.finished)})
+
+
 DRILLS: dict[str, tuple[Callable[[Path, int, int], Found], int]] = {
     "malicious files": (malicious_files, 50),
     "damages": (damaged_files, 250),
     "killed writers": (killed_writers, 3),
     "hangs": (hangs.drill, 2),
     "lost processes": (losses.drill, 5),
+    "killed runs": (killed_runs, 5),
 }
 """Each drill, and how much of it is one piece."""
 
@@ -88,11 +100,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--hangs", type=int, default=len(hangs.hangs()))
     parser.add_argument("--losses", type=int, default=50, help="of processes and hosts, in elastic runs of eight")
+    parser.add_argument("--ends", type=int, default=1000, help="of runs of four processes, by signals")
     parser.add_argument("--tally", type=Path, default=Path("build/hostile.json"), help="default: %(default)s")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     asked = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
-    wanted = dict(zip(DRILLS, (asked.files, asked.damages, asked.kills, asked.hangs, asked.losses), strict=True))
+    wanted = dict(zip(DRILLS, (asked.files, asked.damages, asked.kills, asked.hangs, asked.losses, asked.ends), strict=True))
     tallies, end = tally.read(asked.tally), time.monotonic() + 60 * asked.minutes
     for name, (drill, piece) in DRILLS.items():
         so_far = tallies.setdefault(name, Tally())

@@ -30,7 +30,7 @@ KINDS = ("sleeps", "waits for a lock", "spins", "waits in a collective of its ow
 IN_A_WORKER = ("sleeps", "waits for a lock", "spins")  # which has no world
 ONLY_ON_0 = "log_metrics of a logger"
 
-SLOW_S, HANG_S, LIMIT_S = 2, 6, 400
+SLOW_S, HANG_S, LIMIT_S = 2, 6, 150
 
 
 class Hang(NamedTuple):
@@ -60,7 +60,7 @@ def what_is_said(hang: Hang, folder: Path) -> str:
     Raises:
         AssertionError: they do not, or somebody does not end.
     """
-    for patience in (1, 2, 4, 8):
+    for patience in (1, 2, 4, 8, 16, 32, 64):
         (folder / str(patience)).mkdir()
         pids, statuses, texts = _outcome(hang, folder / str(patience), patience)
         if "halts" in texts[hang.process]:
@@ -91,7 +91,7 @@ def _outcome(hang: Hang, folder: Path, patience: int) -> tuple[list[int], list[i
     forks = server(OURS, environments[0])
     children = [forks.start(command, own, output) for own, output in zip(environments, outputs, strict=True)]
     try:
-        statuses = _ends(children, outputs[0] if _compiles(hang) else None)
+        statuses = _ends(children, outputs[0] if _compiles(hang) else None, LIMIT_S * patience)
     finally:
         for child in children:
             child.kill()
@@ -99,9 +99,9 @@ def _outcome(hang: Hang, folder: Path, patience: int) -> tuple[list[int], list[i
     return [child.pid for child in children], statuses, [output.read_text() for output in outputs]
 
 
-def _ends(children: Sequence[Child], until_told: Path | None) -> list[int | None]:
+def _ends(children: Sequence[Child], until_told: Path | None, limit_s: float) -> list[int | None]:
     """The statuses when all have ended; or when process 0 has told enough, where nobody is to be ended."""
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + limit_s
     while any(child.poll() is None for child in children) and time.monotonic() < deadline:
         if until_told is not None and "come_to_a_halt" in until_told.read_text():
             break

@@ -13,6 +13,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import tempfile
 import time
@@ -24,6 +25,7 @@ import jax
 
 from tests.multiprocess import pod
 from tests.warm import OURS, Server
+from tests.xlatrain.checkpoint import object_store
 from torch_compat.trainer.preemption import EXIT_STATUS, NAME
 from xlatrain import checkpoint
 from xlatrain.cluster.launch import child_environment, free_port
@@ -31,6 +33,9 @@ from xlatrain.cluster.launch import child_environment, free_port
 jax.config.update("jax_platforms", "cpu")  # the drill itself verifies checkpoints: not on an accelerator
 
 SCRIPT = pod.SCRIPTS / "drill.py"
+STORAGES = ("asynchronous", "tiered", "gs")
+"""A directory; one, of which is copied what is committed; an object store in this process."""
+
 LIMIT_S = 600
 
 
@@ -39,19 +44,22 @@ class World:
 
     Args:
         server: starts its processes.
-        folder: its checkpoints' directory.
+        saved: its checkpoints' directory.
+        logs: directory for what its processes write.
         processes, devices: how many; devices of each process.
         told: further environment variables.
     """
 
-    def __init__(self, server: Server, folder: Path, processes: int, devices: int, told: Mapping[str, str] | None = None) -> None:
-        self.folder = folder
+    def __init__(
+        self, server: Server, saved: str, logs: Path, processes: int, devices: int, told: Mapping[str, str] | None = None
+    ) -> None:
+        self.saved = saved
         self.told = dict(told or {})
-        self.logs = Path(tempfile.mkdtemp(prefix="said-", dir=folder.parent))
+        self.logs = Path(tempfile.mkdtemp(prefix="said-", dir=logs))
         common, port = pod.environment() | self.told, free_port()
         self.children = [
             server.start(
-                [str(SCRIPT), str(folder)],
+                [str(SCRIPT), saved],
                 child_environment(common, process, processes, devices, port),
                 self.logs / str(process),
             )
@@ -100,7 +108,7 @@ class World:
 
 def undisturbed(server: Server, folder: Path, processes: int, devices: int) -> str:
     """The result of a run that nobody kills."""
-    world = World(server, folder, processes, devices)
+    world = World(server, str(folder / "undisturbed"), folder, processes, devices)
     try:
         result = world.result()
     finally:
@@ -172,10 +180,13 @@ def drill(
     so_far: Drill,
     record: Path | None = None,
     limit_s: float = 1e9,
+    storage: str = STORAGES[0],
 ) -> Drill:
     """End the run in these ways, one after the other (a run that finishes before is begun anew), then let it finish."""
+    if storage == "gs":
+        object_store.connect(object_store.serve())
     with Server(OURS, pod.environment()) as server:
-        return _drill(server, folder, kinds, processes, devices, so_far, record, limit_s)
+        return _drill(server, folder, kinds, processes, devices, so_far, record, limit_s, storage)
 
 
 def _drill(
@@ -187,23 +198,29 @@ def _drill(
     so_far: Drill,
     record: Path | None,
     limit_s: float,
+    storage: str,
 ) -> Drill:
     started, before = time.monotonic(), so_far.seconds
     if not so_far.expected:
-        so_far.expected = undisturbed(server, folder / "undisturbed", processes, devices)
+        so_far.expected = undisturbed(server, folder, processes, devices)
     found, seen = 0, set[str]()
     while True:
         rest = kinds[len(so_far.ended) :] if time.monotonic() - started < limit_s else ()
         run = folder / f"run-{len(so_far.finished)}"
+        saved = f"gs://bucket/{run.name}" if storage == "gs" else str(run)
         choice = random.Random(so_far.seed * 1000 + len(so_far.ended) * 10 + len(so_far.finished))
-        world = World(server, run, processes, devices, KINDS[rest[0]] if rest else {})
+        told = {"DRILL_STORAGE": storage} | (KINDS[rest[0]] if rest else {})
+        world = World(server, saved, folder, processes, devices, told)
         try:
             point = ("hangs", 1) if "DRILL_HANGS_AFTER" in world.told else ("step ", choice.randrange(1, 9))
             if rest and world.wait_for(*point) and _ended(world, rest[0], choice):
                 new = {name: what for name, what in _left_over(run).items() if name not in seen}
                 seen |= set(new)
                 moment = next(iter(new.values()), "between")
-                so_far.ended.append(_examined(run, rest[0], found, (world.output() or [""])[-1], moment))
+                if storage == "tiered" and choice.random() < 0.5 and checkpoint.newest(f"{saved}-durable") is not None:
+                    shutil.rmtree(run)
+                    found, moment = 1, f"{moment}, and the first tier is gone"
+                so_far.ended.append(_examined(saved, rest[0], found, (world.output() or [""])[-1], moment))
                 found = so_far.ended[-1].complete
             else:
                 result = world.result()
@@ -222,7 +239,7 @@ def _drill(
 
 def _ended(world: World, kind: str, choice: random.Random) -> bool:
     """End the run somewhere in the step, the copy, the write or the commit that follow; False if it was faster."""
-    before = checkpoint.newest(world.folder)
+    before = checkpoint.newest(world.saved)
     time.sleep(choice.random() * 0.2)
     victim = choice.randrange(len(world.children))
     if kind.startswith("SIGKILL"):
@@ -234,22 +251,22 @@ def _ended(world: World, kind: str, choice: random.Random) -> bool:
         return False
     said = ["\n".join(world.output(process)[-20:]) for process in range(len(world.children))]
     assert statuses == [EXIT_STATUS] * len(world.children), f"{statuses}: " + "\n".join(said)
-    saved = checkpoint.newest(world.folder) == world.folder / NAME
-    nothing_new = checkpoint.newest(world.folder) == before and any("nothing new to save" in line for line in world.output())
+    saved = str(checkpoint.newest(world.saved)) == f"{world.saved}/{NAME}"
+    nothing_new = checkpoint.newest(world.saved) == before and any("nothing new to save" in line for line in world.output())
     assert saved or nothing_new, "\n".join(said)
     return True
 
 
-def _examined(run: Path, how: str, found: int, said: str, moment: str) -> Ended:
+def _examined(saved: str, how: str, found: int, said: str, moment: str) -> Ended:
     """Read every byte of what says that it is complete; ``found`` checkpoints were complete before."""
-    entries = checkpoint.entries(run) if run.is_dir() else []
+    entries = [*checkpoint.entries(saved), *checkpoint.entries(f"{saved}-durable")]
     torn = [entry.path.name for entry in entries if entry.problem]
     assert not torn, f"{how}: {torn} say that they are complete, and are not"
     assert entries or not found, f"{how}: no complete checkpoint is left"
     for entry in entries:
         checkpoint.verify(entry.path).raise_if_damaged()
     newest = max(((entry.facts or {}).get("step", 0) for entry in entries), default=0)
-    return Ended(how, said.replace(str(run.parent), "…"), newest, len(entries), moment)
+    return Ended(how, said.replace(saved, "…"), newest, len(entries), moment)
 
 
 def _left_over(run: Path) -> dict[str, str]:
@@ -270,6 +287,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--devices", type=int, default=2, help="of each process")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(2), "big"))
+    parser.add_argument("--storage", choices=STORAGES, default=STORAGES[0])
     parser.add_argument("--record", type=Path, help="file that is written after each kill, and read at the start")
     parser.add_argument("--minutes", type=float, default=1e6, help="end no run after so long, let the last one finish, and stop")
     args = parser.parse_args()
@@ -278,7 +296,7 @@ def main() -> None:
     choice = random.Random(so_far.seed)
     kinds = [choice.choice(list(KINDS)) for _ in range(args.kills)]
     with tempfile.TemporaryDirectory() as folder:
-        done = drill(Path(folder), kinds, args.processes, args.devices, so_far, args.record, args.minutes * 60)
+        done = drill(Path(folder), kinds, args.processes, args.devices, so_far, args.record, args.minutes * 60, args.storage)
     print(f"{len(done.ended)} of {args.kills} ends, {len(done.finished)} runs finished as the undisturbed one, {done.seconds} s")
     for of in ("how", "moment"):
         print(dict(collections.Counter(getattr(end, of) for end in done.ended)))

@@ -1,7 +1,8 @@
 """A small training run that continues by itself: ``drill.py FOLDER``; prints a digest of the final weights.
 
 DRILL_HANGS_AFTER=n: the loader of process 0 hangs after so many rows. DRILL_HANGS_IN: that of the sanity check does, which a run
-that continues has not. DRILL_SERVICE=1: JAX's preemption service has SIGTERM.
+that continues has not. DRILL_SERVICE=1: JAX's preemption service has SIGTERM. DRILL_STORAGE=tiered: what is committed is copied
+to FOLDER-durable. FOLDER may be in ``gs://bucket``: then the store is where TensorStore expects it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import hashlib
 import os
 import sys
 import time
-from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.xlatrain.checkpoint import object_store
 from torch_compat import Callback, LightningModule, Trainer
-from torch_compat.callbacks import ModelCheckpoint
+from torch_compat.callbacks import ModelCheckpoint, TieredCheckpoint
 from xlatrain.cluster import distributed
 
-FOLDER = Path(sys.argv[1])
+FOLDER = sys.argv[1]
+OPTIONS = {"every_n_train_steps": 2, "save_last": True}
 HANGS_AFTER = int(os.environ.get("DRILL_HANGS_AFTER", "0"))
 HANGS_IN = os.environ.get("DRILL_HANGS_IN", "training")
 
@@ -61,6 +63,11 @@ class Said(Callback):
         print(f"step {trainer.global_step}", flush=True)
 
 
+if FOLDER.startswith("gs://"):
+    object_store.connect(os.environ["TENSORSTORE_GCS_HTTP_URL"], elsewhere=True)
+saves = ModelCheckpoint(FOLDER, **OPTIONS)
+if os.environ.get("DRILL_STORAGE") == "tiered":
+    saves = TieredCheckpoint(FOLDER, durable_dirpath=f"{FOLDER}-durable", **OPTIONS)
 distributed.initialize(preemption_service="DRILL_SERVICE" in os.environ)
 torch.manual_seed(5)
 x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -71,7 +78,7 @@ module = Model()
 trainer = Trainer(
     accelerator="cpu", strategy="fsdp", max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,
     check_val_every_n_epoch=100,
-    callbacks=[ModelCheckpoint(FOLDER, every_n_train_steps=2, save_last=True), Said()],
+    callbacks=[saves, Said()],
 )  # fmt: skip
 trainer.fit(module, loader, DataLoader(checked, 2) if checked.of == HANGS_IN else None, ckpt_path="auto")
 digest = hashlib.sha256(b"".join(value.detach().numpy().tobytes() for value in module.state_dict().values())).hexdigest()

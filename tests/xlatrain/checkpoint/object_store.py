@@ -2,6 +2,8 @@
 
 Objects by name, written whole; no directories, so that an empty one does not exist. As much of the JSON API as TensorStore uses:
 https://cloud.google.com/storage/docs/json_api/v1/objects
+
+For a run of several processes one process has the store (:func:`serve`), and the others speak to it (:func:`connect`).
 """
 
 from __future__ import annotations
@@ -11,15 +13,19 @@ import json
 import os
 import threading
 import zipfile
+from collections.abc import Iterator, MutableMapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.error import HTTPError
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.request import Request, urlopen
 
 import fsspec
 from fsspec.implementations.memory import MemoryFile
 from fsspec.spec import AbstractFileSystem
 
-objects: dict[str, tuple[bytes, int]] = {}  # name, with the bucket → contents, generation
+Objects = MutableMapping[str, tuple[bytes, int]]
+objects: Objects = {}  # name, with the bucket → contents, generation
 generations = itertools.count(1)
 
 
@@ -80,6 +86,11 @@ class Api(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+
+class Server(ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing of who was killed in the middle of a request."""
 
 
 class Store(AbstractFileSystem):
@@ -175,13 +186,62 @@ def files(checkpoint: Any, arrays: Any) -> None:
     assert not objects
 
 
-def main() -> None:
-    server = ThreadingHTTPServer(("localhost", 0), Api)
+class Elsewhere(Objects):
+    """The objects of the bucket ``bucket`` in a store of another process."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __getitem__(self, name: str) -> tuple[bytes, int]:
+        try:
+            with self._ask("GET", name) as answer:
+                return answer.read(), int(answer.headers["x-goog-generation"])
+        except HTTPError as error:
+            raise KeyError(name) from error
+
+    def __setitem__(self, name: str, value: tuple[bytes, int]) -> None:
+        bucket, _, key = name.partition("/")
+        address = f"{self._url}/upload/storage/v1/b/{bucket}/o?name={quote(key, safe='')}"
+        urlopen(Request(address, value[0], method="POST")).close()
+
+    def __delitem__(self, name: str) -> None:
+        try:
+            self._ask("DELETE", name).close()
+        except HTTPError as error:
+            raise KeyError(name) from error
+
+    def __iter__(self) -> Iterator[str]:
+        with self._ask("GET", "bucket/") as answer:
+            return iter([f"bucket/{one['name']}" for one in json.load(answer)["items"]])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def _ask(self, method: str, name: str) -> Any:
+        bucket, _, key = name.partition("/")
+        return urlopen(Request(f"{self._url}/storage/v1/b/{bucket}/o/{quote(key, safe='')}", method=method))
+
+
+def serve() -> str:
+    """Serve the objects of this process, in the background; where."""
+    server = Server(("localhost", 0), Api)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    os.environ["TENSORSTORE_GCS_HTTP_URL"] = f"http://localhost:{server.server_port}"
+    return f"http://localhost:{server.server_port}"
+
+
+def connect(url: str, *, elsewhere: bool = False) -> None:
+    """Let ``gs://`` be the store that is served there: in this process, or elsewhere."""
+    global objects
+    if elsewhere:
+        objects = Elsewhere(url)
+    os.environ["TENSORSTORE_GCS_HTTP_URL"] = url
     os.environ["GOOGLE_AUTH_TOKEN_FOR_TESTING"] = "anybody"
     for scheme in ("gcs", "gs"):  # etils' and fsspec's name
         fsspec.register_implementation(scheme, Store, clobber=True)
+
+
+def main() -> None:
+    connect(serve())
 
     import jax
     import numpy as np
