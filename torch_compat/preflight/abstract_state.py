@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from torch_compat.preflight.errors import PreflightError
 from torch_compat.step.model_state import ModelState
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.mesh.sharding import like_parameters
-from xlatrain.step.stacking import Stacking
+from xlatrain.step.stacking import Stacking, stack_sharding
 from xlatrain.step.state import TrainState
 from xlatrain.step.step import state_shardings
 
@@ -67,7 +67,7 @@ class AbstractModelState(ModelState):
 
     def _sharding_of(self, name: Any) -> Any:
         paths = getattr(name, "paths", None)
-        return self.param_shardings[name] if paths is None else _of_stack(self.param_shardings[paths[0]])
+        return self.param_shardings[name] if paths is None else stack_sharding(self.param_shardings[paths[0]], len(paths))
 
     def _read(self, name: str) -> np.ndarray:
         raise PreflightError(
@@ -102,10 +102,4 @@ def _stacked(state: TrainState, stacking: Stacking) -> TrainState:
 
 
 def _stack_of(count: int, leaf: Any) -> Any:
-    return abstract((count, *leaf.shape), leaf.dtype, _of_stack(leaf.sharding))
-
-
-def _of_stack(sharding: Any) -> Any:
-    if isinstance(sharding, NamedSharding):
-        return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
-    return sharding
+    return abstract((count, *leaf.shape), leaf.dtype, stack_sharding(leaf.sharding, count))

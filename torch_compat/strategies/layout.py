@@ -31,11 +31,14 @@ def layout_of(strategy: Strategy, mesh: Mapping[str, int]) -> dict[str, Any]:
         "remat": list(strategy.remat),
         "offload_activations": list(strategy.offload_activations),
         "offload": rules.offload,
+        "rounds": rules.rounds,
+        "microbatches": rules.microbatches,
     }
 
 
 def strategy_of(layout: Mapping[str, Any]) -> MeshStrategy:
     """The strategy of a layout."""
+    staged = layout["mesh"].get("stage", 1) != 1  # a search tries meshes without
     return MeshStrategy(
         layout["mesh"],
         [(pattern, PartitionSpec(*map(_spec, spec))) for pattern, spec in layout["rules"]],
@@ -47,6 +50,8 @@ def strategy_of(layout: Mapping[str, Any]) -> MeshStrategy:
         remat=layout["remat"],
         offload_activations=layout.get("offload_activations", ()),  # plans of older versions have none
         offload=layout.get("offload"),
+        rounds=layout.get("rounds", 1) if staged else 1,
+        microbatches=layout.get("microbatches") if staged else None,
     )
 
 

@@ -91,7 +91,7 @@ class Stacking:
             new = {path: value for path, value in tree.items() if path not in inside}
             for key in self.keys:
                 if key.paths[0] in tree:
-                    new[key] = jax.tree.map(lambda sharding: _of_stack(sharding, len(key.paths)), tree[key.paths[0]])  # noqa: B023
+                    new[key] = jax.tree.map(lambda sharding: stack_sharding(sharding, len(key.paths)), tree[key.paths[0]])  # noqa: B023
             return new
 
         return replace(shardings, params=stacked(shardings.params), opt_state=stacked(shardings.opt_state))
@@ -112,7 +112,7 @@ def stacked_shardings(values: Mapping[str, Any], shardings: Mapping[str, NamedSh
     """The shardings of a stacked mapping's arrays, given those of parameters by path."""
 
     def of(key: str) -> NamedSharding:
-        return _of_stack(shardings[key.paths[0]], len(key.paths)) if isinstance(key, StackKey) else shardings[key]
+        return stack_sharding(shardings[key.paths[0]], len(key.paths)) if isinstance(key, StackKey) else shardings[key]
 
     return {key: of(key) for key in values}
 
@@ -202,7 +202,7 @@ def _on_parts(function: Callable[[Mapping[str, Any]], dict[str, Any]], state: Tr
 def _consume(*arrays: jax.Array) -> jax.Array:
     """Stack equal arrays ``[…]`` along a new first dim, ``[len(arrays), …]``, and delete them."""
     first = arrays[0]
-    sharding = _of_stack(first.sharding, len(arrays))
+    sharding = stack_sharding(first.sharding, len(arrays))
     if len(arrays) * first.nbytes <= _SMALL and _on_one_cpu(first.sharding):
         stack = jax.device_put(np.stack([np.asarray(array) for array in arrays]), sharding if first.committed else None)
     elif first.is_fully_addressable or _is_by_stage(sharding):
@@ -259,7 +259,7 @@ def as_array(value: Any) -> Any:
     return value.array() if isinstance(value, Row) else value
 
 
-def _of_stack(sharding: Any, count: int) -> Any:
+def stack_sharding(sharding: Any, count: int) -> Any:
     """The sharding of a stack of ``count`` members that have ``sharding``: the new first dim is split over stages alone."""
     if not isinstance(sharding, NamedSharding):
         return sharding

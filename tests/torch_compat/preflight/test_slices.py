@@ -30,10 +30,25 @@ class Layers(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def examine(axes: dict[str, int]) -> Any:
+class Stack(Layers):
+    """Four equal layers between two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256, bias=False) for _ in range(4))
+        self.first, self.last = torch.nn.Linear(32, 256, bias=False), torch.nn.Linear(256, 16, bias=False)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        x = self.first(batch)
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return self.last(x).square().mean()
+
+
+def examine(axes: dict[str, int], module: LightningModule | None = None) -> Any:
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     run = Trainer(accelerator="cpu", strategy=MeshStrategy(axes), max_steps=1, **quiet)  # pyright: ignore[reportArgumentType]
-    return run.preflight(Layers(), DataLoader(torch.zeros(64, 32), 8), topology="v5e:2x2", num_slices=2)
+    return run.preflight(module or Layers(), DataLoader(torch.zeros(64, 32), 8), topology="v5e:2x2", num_slices=2)
 
 
 @pytest.mark.slow
@@ -46,6 +61,19 @@ def test_only_sums_of_gradient_shards_go_between_slices() -> None:
     shard = report.parameters * 4 // 4  # bytes of a device's part of the gradients, float32
     sent = sum(kind["bytes"] for kind in report.collectives["dcn"].values())
     assert 0 < sent <= 2.25 * shard  # a sum takes two passes
+
+
+@pytest.mark.slow
+def test_stages_on_two_slices_send_each_other_activations() -> None:
+    report = examine({"stage": 2, "fsdp": 4}, Stack())
+    assert (report.fits, report.mesh) == (True, {"stage": 2, "fsdp": 4})
+    assert [one.partition(", ")[2] for one in report.loops] == ["on 2 stages: 16 microbatches, 5.9% of the time waiting"] * 2
+    moves = 2 * 2 * 17  # in each tick, forward and backward: on to the next stage, and dealt out
+    row = 256 * 4  # bytes; a device has one of a microbatch of four
+    others = (32 + 16) * 256 * 4 // 4  # bytes of a device's part of the gradients outside of the layers
+    assert set(report.collectives) == {"fsdp", "dcn"}
+    sent = report.collectives["dcn"]["send"]
+    assert moves <= sent["count"] < moves + 10 and moves * row < sent["bytes"] <= moves * row + 2.25 * others
 
 
 def test_gathers_between_slices_are_warned_of() -> None:
