@@ -15,25 +15,56 @@ def do_nothing_closure() -> None:
     """The closure of a ``step()`` that got none: forward and backward have run already."""
 
 
-class LightningOptimizer:
+class WrappedOptimizer:
+    """A torch optimizer with another ``step``: an instance of its class too, and every attribute read is the optimizer's own.
+
+    Args:
+        optimizer: the torch optimizer.
+        prefix: what the name of the class begins with.
+    """
+
+    def __init__(self, optimizer: Optimizer, prefix: str) -> None:
+        self._optimizer = optimizer
+        # Schedulers and user code ask `isinstance(optimizer, torch.optim.SGD)`.
+        inner = type(optimizer)
+        self.__class__ = type(prefix + inner.__name__, (type(self), inner), {})  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The torch optimizer."""
+        return self._optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The wrapped optimizer's (the inherited one would fill attributes of the wrapper)."""
+        self._optimizer.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The wrapped optimizer's."""
+        self._optimizer.zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The wrapped optimizer's."""
+        self._optimizer.add_param_group(param_group)
+
+    def __getattr__(self, item: str) -> Any:
+        return getattr(self._optimizer, item)
+
+
+class LightningOptimizer(WrappedOptimizer):
     """Wraps a torch optimizer so that ``step`` goes through the strategy (precision, hooks, step counting).
 
     It is an instance of the wrapped optimizer's class as well, and every attribute read is the wrapped optimizer's own.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+        super().__init__(optimizer, "Lightning")
         self._strategy: Any | None = None
         self._on_before_step: Callable[[], None] = do_nothing_closure
         self._on_after_step: Callable[[], None] = do_nothing_closure
-        # Schedulers and user code ask `isinstance(optimizer, torch.optim.SGD)`.
-        inner = type(optimizer)
-        self.__class__ = type("Lightning" + inner.__name__, (type(self), inner), {})  # pyright: ignore[reportAttributeAccessIssue]
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The torch optimizer."""
-        return self._optimizer
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Step the optimizer through the strategy.
@@ -73,22 +104,3 @@ class LightningOptimizer:
         module = self._strategy.lightning_module
         with module.toggled_optimizer(self):
             yield
-
-    def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's."""
-        return self._optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The wrapped optimizer's (the inherited one would fill attributes of the wrapper)."""
-        self._optimizer.load_state_dict(state_dict)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """The wrapped optimizer's."""
-        self._optimizer.zero_grad(set_to_none=set_to_none)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """The wrapped optimizer's."""
-        self._optimizer.add_param_group(param_group)
-
-    def __getattr__(self, item: str) -> Any:
-        return getattr(self._optimizer, item)

@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim import Optimizer
 
 from torch_compat.core.device_dtype import _DeviceDtypeModuleMixin
+from torch_compat.core.optimizer import WrappedOptimizer
 from torch_compat.fabric.dtypes import convert_inputs, convert_outputs
 from torch_compat.utilities.data import _set_sampler_epoch
 from torch_compat.utilities.device_transfer import move_data_to_device
@@ -173,7 +174,7 @@ class _FabricModule(_DeviceDtypeModuleMixin):
             super().__setattr__(item, value)
 
 
-class _FabricOptimizer:
+class _FabricOptimizer(WrappedOptimizer):
     """A set-up optimizer: an instance of its class too, and every attribute is the wrapped optimizer's own.
 
     Args:
@@ -183,16 +184,9 @@ class _FabricOptimizer:
     """
 
     def __init__(self, optimizer: Optimizer, strategy: Strategy, callbacks: list[Any] | None = None) -> None:
-        self._optimizer = optimizer
+        super().__init__(optimizer, "Fabric")
         self._strategy = strategy
         self._callbacks = callbacks or []
-        inner = type(optimizer)
-        self.__class__ = type("Fabric" + inner.__name__, (type(self), inner), {})  # pyright: ignore[reportAttributeAccessIssue]
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The user's optimizer."""
-        return self._optimizer
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's ``state_dict()``, with the state on the mesh."""
@@ -211,17 +205,6 @@ class _FabricOptimizer:
             if callable(hook):
                 hook(strategy=self._strategy, optimizer=self._optimizer)
         return output
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """The optimizer's."""
-        self._optimizer.zero_grad(set_to_none=set_to_none)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """The optimizer's."""
-        self._optimizer.add_param_group(param_group)
-
-    def __getattr__(self, item: str) -> Any:
-        return getattr(self._optimizer, item)
 
     def __repr__(self) -> str:
         return repr(self._optimizer)

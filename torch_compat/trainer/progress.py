@@ -17,7 +17,12 @@ class _BaseProgress:
         return asdict(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.__dict__.update(state_dict)
+        for name, value in state_dict.items():
+            part = getattr(self, name, None)
+            if isinstance(part, _BaseProgress):
+                part.load_state_dict(value)
+            else:
+                self.__dict__[name] = value
 
     @classmethod
     def from_state_dict(cls, state_dict: dict[str, Any]) -> Self:
@@ -28,7 +33,21 @@ class _BaseProgress:
 
     def reset(self) -> None:
         """Back to zero."""
-        raise NotImplementedError
+        self._each("reset")
+
+    def reset_on_run(self) -> None:
+        """The loop begins anew."""
+        self._each("reset_on_run")
+
+    def reset_on_restart(self) -> None:
+        """Begin again what was begun but not completed."""
+        self._each("reset_on_restart")
+
+    def _each(self, method: str) -> None:
+        """Call a method of each counter in it."""
+        for part in vars(self).values():
+            if isinstance(part, _BaseProgress):
+                getattr(part, method)()
 
 
 @dataclass
@@ -121,23 +140,14 @@ class _Progress(_BaseProgress):
         return cls(total=tracker_cls(**kwargs), current=tracker_cls(**kwargs))
 
     def reset_on_run(self) -> None:
-        """The loop begins anew."""
         self.current.reset()
 
     def reset_on_restart(self) -> None:
         self.current.reset_on_restart()
 
-    def reset(self) -> None:
-        self.total.reset()
-        self.current.reset()
-
     def increment_by(self, n: int) -> None:
         self.total.increment_by(n)
         self.current.increment_by(n)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.total.load_state_dict(state_dict["total"])
-        self.current.load_state_dict(state_dict["current"])
 
 
 @dataclass
@@ -162,10 +172,6 @@ class _BatchProgress(_Progress):
         super().increment_by(n)
         self.is_last_batch = is_last_batch
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self.is_last_batch = state_dict["is_last_batch"]
-
 
 @dataclass
 class _SchedulerProgress(_Progress):
@@ -182,22 +188,6 @@ class _OptimizerProgress(_BaseProgress):
     step: _Progress = field(default_factory=lambda: _Progress.from_defaults(_ReadyCompletedTracker))
     zero_grad: _Progress = field(default_factory=lambda: _Progress.from_defaults(_StartedTracker))
 
-    def reset(self) -> None:
-        self.step.reset()
-        self.zero_grad.reset()
-
-    def reset_on_run(self) -> None:
-        self.step.reset_on_run()
-        self.zero_grad.reset_on_run()
-
-    def reset_on_restart(self) -> None:
-        self.step.reset_on_restart()
-        self.zero_grad.reset_on_restart()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.step.load_state_dict(state_dict["step"])
-        self.zero_grad.load_state_dict(state_dict["zero_grad"])
-
 
 @dataclass
 class _OptimizationProgress(_BaseProgress):
@@ -209,15 +199,3 @@ class _OptimizationProgress(_BaseProgress):
     def optimizer_steps(self) -> int:
         """Optimizer steps in all: ``global_step``."""
         return self.optimizer.step.total.completed
-
-    def reset(self) -> None:
-        self.optimizer.reset()
-
-    def reset_on_run(self) -> None:
-        self.optimizer.reset_on_run()
-
-    def reset_on_restart(self) -> None:
-        self.optimizer.reset_on_restart()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state_dict["optimizer"])
