@@ -99,3 +99,13 @@ def test_what_docstrings_describe_is_there() -> None:
                 wrong.append(f"{path}:{getattr(node, 'lineno', 1)}: {', '.join(sorted(missing))}")
     assert count > 1000
     assert not wrong, "arguments or attributes that are described and not there:\n" + "\n".join(wrong)
+
+
+def test_code_in_docstrings_has_two_backticks() -> None:
+    """Roles such as ``:class:`X``` have one."""
+    single = []
+    for path, source in sources():
+        for node, text in documented(source):
+            plain = re.sub(r"``.+?``|:\w+:`[^`]+`|`[^`]+ <[^>]+>`_", "", text, flags=re.S)
+            single += [f"{path}:{getattr(node, 'lineno', 1)}: {one}" for one in re.findall(r"`[^`\n]+`", plain)]
+    assert single == []
