@@ -212,8 +212,8 @@ def check_module(trainer: Trainer, module: LightningModule) -> None:
                     "`configure_optimizers()`, and `train_dataloader()` or a loader as argument of `fit`."
                 )
         _need_loader(trainer, "train")
-        _check_manual_optimization(trainer, module)
         _check_validation(trainer, module)
+        _check_manual_optimization(trainer, module)
         return
     name = "validation" if fn == "validate" else "test"
     if not call.is_overridden(f"{name}_step", module):

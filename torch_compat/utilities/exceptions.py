@@ -15,6 +15,12 @@ class ArgumentTypeError(MisconfigurationException, TypeError):
     """An argument of a wrong kind: caught by ``except TypeError``, as in stock, and as a misconfiguration."""
 
 
+class MissingKeyError(MisconfigurationException, KeyError):
+    """A dict of the user's lacks an entry: caught by ``except KeyError``, as in stock, and as a misconfiguration."""
+
+    __str__ = Exception.__str__
+
+
 class SetupRuntimeError(MisconfigurationException, RuntimeError):
     """A run cannot work as it is set up: caught by ``except RuntimeError``, as in stock, and as a misconfiguration."""
 

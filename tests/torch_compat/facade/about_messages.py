@@ -17,7 +17,7 @@ from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 from models import Net, data, trainer
 from torch.optim import SGD
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader
 
 
@@ -108,6 +108,11 @@ ask_each(
     said_interval_of_scheduler=lambda: schedules(lambda optimizer: {"scheduler": StepLR(optimizer, 1), "interval": "batch"}),
     said_no_scheduler=lambda: schedules(lambda optimizer: {"interval": "step"}),
     said_no_monitor=lambda: schedules(ReduceLROnPlateau),
+    said_no_monitor_in_a_dict=lambda: schedules(lambda optimizer: {"scheduler": ReduceLROnPlateau(optimizer)}),
+    said_no_optimizer_in_a_dict=lambda: fits(configure_optimizers=lambda self: {"lr_scheduler": 3, "frequency": 2}),
+    said_closure_not_called=lambda: fits(optimizer_step=lambda self, epoch, batch_idx, optimizer, closure=None: None),
+    one_cycle_by_epochs=lambda: schedules(lambda optimizer: OneCycleLR(optimizer, 0.1, 8)),
+    one_cycle_by_epochs_in_a_dict=lambda: schedules(lambda optimizer: {"scheduler": OneCycleLR(optimizer, 0.1, 8)}),
     said_other_optimizer=lambda: schedules(lambda optimizer: StepLR(SGD([torch.nn.Parameter(torch.ones(1))], 0.1), 1)),
     said_result=lambda: fits(training_step=lambda self, batch, batch_idx: "text"),
     said_no_loss=lambda: fits(training_step=lambda self, batch, batch_idx: {"x": 1}),

@@ -220,9 +220,8 @@ class AutomaticOptimization:
         self._hooks.count_step()  # as stock: the hook ran, whether or not it took a step
         if not found:
             raise MisconfigurationException(
-                "optimizer_step did not call optimizer.step(closure): the closure runs forward and backward, so it must "
-                "be called; "
-                "pass optimizer_closure on to optimizer.step"
+                "The closure hasn't been executed: it runs forward and backward, so optimizer_step must call "
+                "optimizer.step(optimizer_closure)"
             )
         self._end_of_step()
         return found[-1]

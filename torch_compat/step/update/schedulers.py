@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch_compat.run import hook_calls as call
 from torch_compat.step.optimizers.optax_optimizer import OptaxOptimizer, is_transformation
 from torch_compat.step.run_context import RunContext
-from torch_compat.utilities.exceptions import MisconfigurationException
+from torch_compat.utilities.exceptions import MisconfigurationException, MissingKeyError
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from torch_compat.utilities.types import LRSchedulerConfig, LRSchedulerTypeTuple, _Stateful
 
@@ -109,16 +109,16 @@ def _read(found: Any) -> tuple[list[Optimizer], list[Any], str | None]:
 
 
 def _read_dict(found: Mapping[str, Any]) -> tuple[list[Optimizer], list[Any], str | None]:
-    known = {"optimizer", "lr_scheduler", "monitor", "frequency"}
-    if "optimizer" not in found:
-        raise MisconfigurationException(
-            f"configure_optimizers returned a dict with the keys {sorted(found)}; it needs 'optimizer', and may have "
-            "'lr_scheduler'"
-        )
+    known = {"optimizer", "lr_scheduler", "monitor"}
     if extra := set(found) - known:
         rank_zero_warn(
             f"Found unsupported keys in the optimizer configuration: {extra}; known keys: {sorted(known)}",
             category=RuntimeWarning,
+        )
+    if "optimizer" not in found:
+        raise MissingKeyError(
+            f"'optimizer': configure_optimizers returned a dict with the keys {sorted(found)}; it needs 'optimizer', and may "
+            "have 'lr_scheduler'"
         )
     scheduler = found.get("lr_scheduler")
     return [found["optimizer"]], [] if scheduler is None else [scheduler], found.get("monitor")
@@ -131,7 +131,8 @@ def _with_monitor(entry: Any, monitor: str | None) -> Any:
 
 
 def _config(entry: Any, monitor: str | None, module: LightningModule) -> LRSchedulerConfig:
-    if not isinstance(entry, Mapping):
+    of_dict = isinstance(entry, Mapping)
+    if not of_dict:
         entry = {"scheduler": entry}
     if "scheduler" not in entry:
         raise MisconfigurationException('The lr scheduler dict must have the key "scheduler", with the scheduler itself')
@@ -145,8 +146,8 @@ def _config(entry: Any, monitor: str | None, module: LightningModule) -> LRSched
         )
     plateau = isinstance(entry["scheduler"], ReduceLROnPlateau)
     config = LRSchedulerConfig(**{"reduce_on_plateau": plateau} | {key: value for key, value in entry.items() if key in known})
-    config.monitor = config.monitor or (monitor if config.reduce_on_plateau else None)
-    _check(config, module)
+    config.monitor = config.monitor or (monitor if config.reduce_on_plateau and not of_dict else None)
+    _check(config, module, of_dict=of_dict)
     return config
 
 
@@ -165,17 +166,18 @@ def _config_by_hand(entry: Mapping[str, Any], known: set[str]) -> LRSchedulerCon
     return LRSchedulerConfig(**{key: value for key, value in entry.items() if key not in _OF_AUTOMATIC})
 
 
-def _check(config: LRSchedulerConfig, module: LightningModule) -> None:
+def _check(config: LRSchedulerConfig, module: LightningModule, *, of_dict: bool) -> None:
     if config.interval not in ("step", "epoch"):
         raise MisconfigurationException(
             f'The "interval" key in lr scheduler dict must be "step" or "epoch" but is "{config.interval}"'
         )
     if config.reduce_on_plateau and config.monitor is None:
         raise MisconfigurationException(
-            "`configure_optimizers` must include a monitor when a `ReduceLROnPlateau` scheduler is used; for example "
-            '{"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}'
+            f"{'The lr scheduler dict' if of_dict else '`configure_optimizers`'} must include a monitor when a "
+            '`ReduceLROnPlateau` scheduler is used; for example {"optimizer": optimizer, "lr_scheduler": '
+            '{"scheduler": scheduler, "monitor": "val_loss"}}'
         )
-    if isinstance(config.scheduler, torch.optim.lr_scheduler.OneCycleLR) and config.interval == "epoch":
+    if of_dict and isinstance(config.scheduler, torch.optim.lr_scheduler.OneCycleLR) and config.interval == "epoch":
         rank_zero_warn(
             "A `OneCycleLR` scheduler is using 'interval': 'epoch'. Are you sure you didn't mean 'interval': 'step'? Then return "
             '{"scheduler": scheduler, "interval": "step"}',
