@@ -50,7 +50,7 @@ from torch_compat.step.update.own_backward import after_hooks, hook_before, own_
 from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
 from torch_compat.utilities.single_process import in_less_time
-from xlatrain.bridge.errors import BridgeError, CaptureError
+from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.lazy_init import is_deferred
 from xlatrain.cluster.distributed import world
 from xlatrain.mesh.lockstep import lockstep
@@ -84,6 +84,7 @@ class StepDispatcher:
         self._tell_compiling = CompileNotice(run, lambda: 0.0 if self.steps is None else self.steps.log.seconds)
         self._circumstances: Circumstances | None = None  # None: its steps end with this run
         self._times_placed = 1
+        self._beside: dict[str, torch.nn.Parameter] = {}  # what only the optimizers have
         self._on_host = HostEvaluation(run)
 
     @property
@@ -149,6 +150,7 @@ class StepDispatcher:
             around_backward=functools.partial(after_hooks, run, hook_before(run)),
             graphs=graphs_of(module).begin_run(),
             kept=kept,
+            beside=self._beside,
         )
         self.steps = self._compiled.steps
         self._contexts.enter_context(self._compiled.follow())
@@ -170,7 +172,7 @@ class StepDispatcher:
         run, steps, before = self._run, self.steps, self._circumstances
         if before is None or not isinstance(steps, MeshStepRunner) or steps.log.fallback or steps.log.on_host:
             return
-        if steps.kept.programs.end_run() and Circumstances(run, roots_of(run)).same_as(before):
+        if steps.kept.programs.end_run() and not self._beside and Circumstances(run, roots_of(run)).same_as(before):
             run.strategy._mesh_run.kept[str(run.state.fn)] = before, steps.kept
 
     def _run_eagerly(self, reason: str) -> None:
@@ -286,10 +288,10 @@ class StepDispatcher:
     def _keep_up(self) -> None:
         """Follow the module and the optimizers to parameters that came in, or were replaced, since the last step.
 
-        What is on the mesh comes to the host and goes back as it is now: weights, gradients, the optimizers' state by parameter.
+        A parameter that an optimizer has and the module has no more stays on the mesh beside the module, as nothing else does.
 
         Raises:
-            CaptureError: an optimizer has a parameter that is not the module's, or this happens all the time.
+            CaptureError: this happens all the time.
         """
         run, compiled = self._run, self._compiled
         if compiled is None:
@@ -298,27 +300,32 @@ class StepDispatcher:
         names = model.other_parameters()
         if not names and (placed is None or run.optimizers == placed.optimizers):
             return
-        own = set(run.lightning_module.parameters())
-        stray = any(
-            param not in own for optimizer in run.optimizers for group in optimizer.param_groups for param in group["params"]
-        )
-        if stray or self._times_placed > _TIMES_PLACED:
+        if self._times_placed > _TIMES_PLACED:
             model.check_tensors()
             if placed is not None:
                 placed.check_same(run.optimizers)
-            if stray:
-                raise CaptureError(
-                    f"self.{names[0]} is a new parameter, and an optimizer has one that is not a parameter of the module that is "
-                    "being trained any more: take that out of its param_groups, and the new one is trained in compiled steps"
-                )
             return
+        own = set(run.lightning_module.parameters())
+        optimized = [param for optimizer in run.optimizers for group in optimizer.param_groups for param in group["params"]]
+        strays = [param for param in optimized if param not in own]
+        self._beside = {f"former parameter {number}": one for number, one in enumerate(dict.fromkeys(strays))}
+        self._place_anew(f"self.{names[0]} is a new parameter" if names else "there are other optimizers")
+
+    def _place_anew(self, reason: str) -> None:
+        """Place the module, the parameters beside it, and the optimizers, as they are now.
+
+        What is on the mesh comes to the host and goes back: weights, gradients, the optimizers' state by parameter.
+        """
+        run, compiled = self._run, self._compiled
+        assert compiled is not None
         self._times_placed += 1
         self.look()
-        model.push_gradients()
+        compiled.model.push_gradients()
         streams = mesh_state.random_state(run)
         compiled.stop_following()
-        bring_home(model, self.release, f"self.{names[0]} is a new parameter" if names else "there are other optimizers")
-        gradients = {param: param.grad for param in own if param.grad is not None}
+        bring_home(compiled.model, self.release, reason)
+        params = (*run.lightning_module.parameters(), *self._beside.values())
+        gradients = {param: param.grad for param in params if param.grad is not None}
         for param in gradients:
             param.grad = None
         self._compile(compiled.steps)

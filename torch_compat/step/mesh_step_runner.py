@@ -142,9 +142,10 @@ class MeshStepRunner:
                         step.name, step.static, step.batch, host_values, step.spec, step.build, may_pad=True
                     )
                 except BridgeError as error:
-                    if not self._carried.add(step.name, error.carried):
+                    if self._carried.add(step.name, error.carried):
+                        variants.carry(step.name, error.carried)
+                    elif not variants.attend(step.name, error):
                         raise
-                    variants.carry(step.name, error.carried)
                     continue
                 args = step.arguments(program)
                 self._make_room(program)
@@ -162,6 +163,8 @@ class MeshStepRunner:
             step.undo()
             raise
         step.take(program, new, outputs)
+        for redo in program.step.redo:
+            redo()
         outcome = self._outcome(step.name, program, step.batch, _true_values(step, program, outputs), host_values)
         step.finish(program.step)
         return outcome

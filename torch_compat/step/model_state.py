@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -47,12 +48,20 @@ class ModelState:
         mesh: where they go.
         rules: how parameters are split.
         seed: of the random streams of compiled steps.
+        beside: name → a parameter of an optimizer that is no parameter of the module.
     """
 
-    def __init__(self, module: torch.nn.Module, mesh: Mesh, rules: ShardingRules, seed: int) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        mesh: Mesh,
+        rules: ShardingRules,
+        seed: int,
+        beside: Mapping[str, torch.nn.Parameter] = MappingProxyType({}),
+    ) -> None:
         self.module = module
         self.mesh = mesh
-        self.params = dict(module.named_parameters())
+        self.params = {**dict(module.named_parameters()), **beside}
         metrics = metric_modules(module)  # their buffers are no part of the programs
         skipped = {id(b) for child in module.modules() if id(child) in metrics for b in child.buffers(recurse=False)}
         self.buffers = {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in skipped}

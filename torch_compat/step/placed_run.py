@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -40,6 +41,7 @@ class PlacedRun(Generic[Steps]):
         module: its parameters become live views of the mesh.
         runner: of its steps.
         model_state: the kind of the module's arrays.
+        beside: see :class:`~torch_compat.step.model_state.ModelState`.
         before: the runner where whose steps ended these go on.
         logging, forward: see :class:`~torch_compat.step.capture.step_capture.TraceContext`.
         roots, compiling, backward, around_backward, graphs, kept: see :class:`~torch_compat.step.step_services.StepServices`.
@@ -67,6 +69,7 @@ class PlacedRun(Generic[Steps]):
         around_backward: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
         graphs: RunGraphs | None = None,
         kept: KeptSteps | None = None,
+        beside: Mapping[str, torch.nn.Parameter] = MappingProxyType({}),
     ) -> None:
         @contextlib.contextmanager
         def around() -> Iterator[None]:
@@ -74,7 +77,7 @@ class PlacedRun(Generic[Steps]):
                 yield
 
         self._strategy = strategy
-        self.model = model = place_model(strategy, module, model_state)
+        self.model = model = place_model(strategy, module, model_state, beside)
         self.traced = TracedOptimizers([], [], {}, may_step=False)
         self.optimizers: PlacedOptimizers | None = None
         services = StepServices(

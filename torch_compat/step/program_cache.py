@@ -17,6 +17,7 @@ import torch
 from jax.sharding import Mesh
 
 from torch_compat.run.report import ExecutorLog
+from torch_compat.step.attended import AttendedStep
 from torch_compat.step.buckets import Buckets
 from torch_compat.step.capture.cached_program import Build, CachedProgram, NamedStatic
 from torch_compat.step.capture.captured_step import CapturedStep
@@ -25,6 +26,7 @@ from torch_compat.step.capture.step_capture import StepSpec
 from torch_compat.step.carried import CarriedPlace, places_of, unread_places
 from torch_compat.step.effects.effects import ObjectPath, outline
 from torch_compat.step.effects.recorder import followed
+from torch_compat.step.guards.place_guards import ChangedSurroundingsError
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
@@ -80,6 +82,7 @@ class ProgramCache:
         self._holds = 0
         self._buckets: Buckets | None = None
         self._padded: deque[tuple[list[CachedProgram], CachedProgram]] = deque()
+        self._attended_steps: dict[str, AttendedStep] = {}
         self._taken_over: set[Callable[..., Any]] = set()  # programs of earlier runs that this one has not used yet
 
     def begin_run(
@@ -98,7 +101,8 @@ class ProgramCache:
         """Let go of what belongs to this run; False where steps depend on it, so that no other run may take them over."""
         del self._model, self._tell_compiling
         self._captures.raised = None
-        return not any(self._guards.asks_run(name) for name in {key[0][0] for key in self._variants})
+        asks_run = any(self._guards.asks_run(name) for name in {key[0][0] for key in self._variants})
+        return not asks_run and not self._attended_steps
 
     def pad(self, forms: BatchForms, mesh: Mesh) -> None:
         """Let one program serve batches of several sizes where that can be."""
@@ -114,6 +118,7 @@ class ProgramCache:
             del self._variants[key]
         self._deciding.pop(name, None)
         self._held.pop(name, None)
+        self._attended_steps.pop(name, None)
         self._guards.forget(name)
         self._captures.forget(name)
         if self._buckets is not None:
@@ -172,9 +177,9 @@ class ProgramCache:
         self._guards.refresh(name)
         self._model.check_tensors()
         fixed = (name, static, self._trainable_number(), batch.key())
-        host_values.others, host_values.batch = batch.spec.others, batch.values
-        if batch.values is not None:
-            batch.values.state = self._model.value_before_step if batch.values.takes_state else None
+        self._tell_batch(batch, host_values)
+        if self._captures.attends(name):
+            return self._attended(name, fixed, batch, host_values, spec, build)
         key = self._guards.key(name)
         self._guards.fill(name, host_values.numbers)
         replaced = False
@@ -220,6 +225,44 @@ class ProgramCache:
         facts = self._facts(name, static, batch, variant.step)
         facts = {**facts, "what the step does": "as from its second run on"} if replaced else facts
         self._recompilations.count_capture(name, facts, compiled=compiled and not variant.compiled)
+        return variant
+
+    def _tell_batch(self, batch: PlacedBatch, host_values: HostValues) -> None:
+        host_values.others, host_values.batch = batch.spec.others, batch.values
+        if batch.values is not None:
+            batch.values.state = self._model.value_before_step if batch.values.takes_state else None
+
+    def attend(self, name: str, error: BridgeError) -> bool:
+        """Run the Python of a step before each of its programs from now on; False where that is no help against an error."""
+        impure = isinstance(error, ChangedSurroundingsError | ImpureStepError) and error.recoverable
+        if not impure or name in self._attended_steps:
+            return False
+        self._captures.attend(name)
+        self._attended_steps[name] = AttendedStep(name, error)
+        return True
+
+    def _attended(
+        self, name: str, fixed: tuple[Any, ...], batch: PlacedBatch, host_values: HostValues, spec: StepSpec, build: Build
+    ) -> CachedProgram:
+        """The program of a step whose Python runs before each of its programs.
+
+        Raises:
+            BridgeError: the reason for which the step is attended, where this does not help.
+        """
+        step = self._attended_steps[name]
+        try:
+            self._guards.key(name)
+            variant = self._capture_program(name, fixed, batch, host_values, spec, build, second=False, may_pad=False)
+        except BridgeError as error:
+            if error.stored is not None:
+                error.carried = self._stored(name, error.stored)
+            if error.carried:
+                raise
+            self._captures.stop_attending(name)
+            raise step.reason from step.reason.__cause__
+        variant.runs = step.count(variant.program)
+        if variant.runs == 0:
+            self._count(name, True, variant.compiled)
         return variant
 
     def _capture_program(
@@ -374,7 +417,7 @@ class ProgramCache:
         same = [one for one in self._all(lambda key: key[0] == fixed) if one.step.scalars.outcomes == step.scalars.outcomes]
         count = len(same)  # other outcomes are other steps
         places = places_of(step.capture.constants.values(), step.effects.records, self._changed)
-        if constant is None and not places and not (both and count >= 2):
+        if constant is None and not places and (count < 2 or not both or self._captures.attends(name)):
             return
         found = constant or ", ".join(map(str, places or both))
         error = ImpureStepError(

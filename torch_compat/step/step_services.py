@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -48,11 +49,16 @@ class StepServices:
     log: ExecutorLog = field(default_factory=ExecutorLog)
 
 
-def place_model(strategy: StepStrategy, module: torch.nn.Module, kind: type[ModelState] = ModelState) -> ModelState:
-    """The module's arrays on the strategy's mesh, split as it says; all processes call this."""
+def place_model(
+    strategy: StepStrategy,
+    module: torch.nn.Module,
+    kind: type[ModelState] = ModelState,
+    beside: Mapping[str, torch.nn.Parameter] = MappingProxyType({}),
+) -> ModelState:
+    """The module's arrays on the strategy's mesh, split as it says, with those ``beside`` it; all processes call this."""
     seed = strategy.broadcast(torch.initial_seed())
     rules = with_annotations(strategy.sharding_rules(module), module)
-    strategy.placed = kind(module, strategy.mesh, rules, seed)
+    strategy.placed = kind(module, strategy.mesh, rules, seed, beside)
     return strategy.placed
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import functools
+import io
 import os
+import random
 import types
 from collections.abc import Callable
 from typing import Any
@@ -248,6 +251,14 @@ def what_is_hidden(run: Run) -> None:
         os.environ.pop("PARITY_FACTOR", None)
 
 
+class Above:
+    alpha = 1.0
+
+
+class Below(Above):
+    alpha = 2.0
+
+
 def weighted(run: Run, weight: Callable[[Any, Tensor], Any]) -> Any:
     """Fits a model whose loss is multiplied by ``weight(model, loss)``, which it may not do only once."""
 
@@ -303,6 +314,27 @@ def writes_to_a_file(run: Run) -> None:
 
     weighted(run, weight)
     run.note("length", len((run.root / "steps.txt").read_text()))
+
+
+@case
+def leaves_what_no_record_stands_for(run: Run) -> None:
+    """Numbers of a few batches come again, so that few programs serve all."""
+    lines, view, held = io.StringIO(), memoryview(array.array("d", [1.0])), 1.0
+    below, random_numbers = Above(), random.Random(3)
+
+    def hold(value: float) -> None:
+        nonlocal held
+        held = value
+
+    def weight(model: Any, loss: Tensor) -> float:
+        lines.write("x")
+        view[0] = float(lines.tell() % 2)
+        hold(0.5 + view[0])
+        below.__class__ = Below if view[0] else Above
+        return held + below.alpha + (random_numbers.random() > 0.5)
+
+    weighted(run, weight)
+    run.note("left", [lines.getvalue(), view[0], held, type(below).__name__, random_numbers.random()])
 
 
 @case

@@ -40,22 +40,26 @@ class CapturedStep(StepRun):
         kept: the graph as it is kept for later runs of the module; None where it is not.
         taken: whether the graph is that of an earlier run of the module.
         audited: the last audit that it has stood in an earlier run, by the number of runs before it.
+        redo: functions that leave on the host what this very run has changed there and no record stands for; of an attended step.
     """
 
     kept: KeptGraph | None = field(default=None, repr=False)
     taken: bool = False
     audited: int = 0
+    redo: tuple[Callable[[], None], ...] = ()
 
     @classmethod
-    def of(cls, run: StepRun, inputs: StepInputs, *, take: bool) -> CapturedStep:
+    def of(cls, run: StepRun, inputs: StepInputs, *, take: bool, attended: bool = False) -> CapturedStep:
         """The step of a run, with the graph of an earlier run of the module where that is the same.
 
         Args:
             inputs: of the run.
             take: whether a graph of an earlier run may be taken.
+            attended: whether one of this run of the module may be taken, too.
         """
         graphs = inputs.graphs
-        kept = graphs.find(inputs.form, run.ops, run.outside) if graphs is not None and take and inputs.may_be_kept else None
+        may_take = take and (attended or inputs.may_be_kept)
+        kept = graphs.find(inputs.form, run.ops, run.outside) if graphs is not None and may_take else None
         if kept is not None:
             there = {**vars(run), "recording": Recording(lambda: kept.capture)}
             return cls(**there, kept=kept, taken=True, audited=kept.audited((run.text, run.reads)))

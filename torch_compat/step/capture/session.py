@@ -21,7 +21,7 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.recorded_outputs import HooksWantedError, no_hooks_installed
 from torch_compat.step.capture.step_capture import StepInputs, StepSpec, Way, run_step
 from torch_compat.step.capture.step_run import Difference, StepRun, graph_of
-from torch_compat.step.effects.effects import forgotten, root_name
+from torch_compat.step.effects.effects import Effects, forgotten, root_name
 from torch_compat.step.guards.place_guards import ChangedSurroundingsError
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.assumptions import Assumptions
@@ -88,6 +88,8 @@ class CaptureSession:
         self._changed = changed
         self._op_by_op: set[str] = set()  # names of steps that cannot be recorded
         self._arrays: dict[str, tuple[ArrayForm, ...]] = {}  # by name of the step, those that it used last
+        self._attended: set[str] = set()
+        self._redo: tuple[Callable[[], None], ...] = ()  # of the last run
         self.raised: Exception | None = None
 
     def capture(self, name: str, spec: StepSpec, host_values: HostValues, *, take: bool = True) -> CapturedStep:
@@ -102,8 +104,23 @@ class CaptureSession:
         Raises:
             Exception: see :meth:`_run`.
         """
-        use = functools.partial(CapturedStep.of, take=take)
-        return self._run(name, spec, host_values, use, _RETRIES, lambda inputs: not (take and inputs.may_be_kept))
+        attended = name in self._attended
+        use = functools.partial(CapturedStep.of, take=take, attended=attended)
+        needs_graph = attended or not take
+        step = self._run(name, spec, host_values, use, _RETRIES, lambda inputs: needs_graph or not inputs.may_be_kept)
+        return replace(step, redo=self._redo) if attended else step
+
+    def attend(self, name: str) -> None:
+        """Run the Python of a step before each of its programs from now on: what it does on the host is left there."""
+        self._attended.add(name)
+
+    def attends(self, name: str) -> bool:
+        """Whether the Python of a step runs before each of its programs."""
+        return name in self._attended
+
+    def stop_attending(self, name: str) -> None:
+        """A run of a step's Python stands for more than one step again."""
+        self._attended.discard(name)
 
     def graph(self, name: str, spec: StepSpec, host_values: HostValues) -> Capture:
         """The graph of a run, of which nothing else is wanted.
@@ -172,6 +189,7 @@ class CaptureSession:
     def forget(self, name: str) -> None:
         """Let go of what is known of a step that is no more."""
         self._op_by_op.discard(name)
+        self._attended.discard(name)
         self._arrays.pop(name, None)
 
     def _run(
@@ -224,15 +242,26 @@ class CaptureSession:
     def _run_once(self, attempt: _Attempt, spec: StepSpec, use: Use[_T], needs_graph: Callable[[StepInputs], bool]) -> _T:
         """Run a step once for ``use``, and take back what it did."""
         name, way, before = attempt.name, attempt.way, _host_random_state()
+        attended, effects = name in self._attended, Effects()
         try:
             precision = matmul_precision(torch.get_float32_matmul_precision())
-            with self._guards.capturing(name) as changed, precision, no_hooks_installed():
+            with self._guards.capturing(name, attended=attended) as changed, precision, no_hooks_installed():
                 inputs = replace(spec.inputs(attempt.host_values), arrays=attempt.arrays)
                 if way is Way.OP_BY_OP and needs_graph(inputs):
                     way = Way.TRACED
-                found = use(run_step(spec, inputs, way), inputs)
+                run = run_step(spec, inputs, way)
+                effects = run.effects
+                found = use(run, inputs)
         finally:
+            after = _host_random_state()
             drawn = _restore_host_random_state(before)
+        if effects.refusal and not (attended and effects.redo):
+            raise ImpureStepError(effects.refusal)
+        if attended:
+            self._op_by_op.update([name] if way is not Way.RECORDED else [])
+            redone = (one.redo for one in changed if one.redo is not None)
+            self._redo = (*redone, *effects.redo, *([functools.partial(_set_host_random_state, after)] if drawn else []))
+            return found
         if drawn:
             raise ImpureStepError(
                 f"{name} draws from Python's or numpy's random generator, which a compiled step would do only once. Draw with "
@@ -337,6 +366,10 @@ def _restore_host_random_state(before: tuple[Any, Any]) -> bool:
     """Put the generators back, so that repeated draws are the same; returns whether there were any draws."""
     if same_state(_host_random_state(), before):
         return False
-    random.setstate(before[0])
-    np.random.set_state(before[1])
+    _set_host_random_state(before)
     return True
+
+
+def _set_host_random_state(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])

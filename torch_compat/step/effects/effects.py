@@ -151,9 +151,17 @@ class Record:
 
 @dataclass(frozen=True)
 class Effects:
-    """The changes that a step makes to Python objects, in order."""
+    """The changes that a step makes to Python objects, in order.
+
+    Attributes:
+        records: those that are carried out after each step.
+        redo: functions that put generators and arrays where one run has left them.
+        refusal: why another run leaves them elsewhere; "" where there are none.
+    """
 
     records: tuple[Record, ...] = ()
+    redo: tuple[Callable[[], None], ...] = ()
+    refusal: str = ""
 
     def replay(self, roots: Mapping[str, Any], fill: Callable[[Any], Any]) -> None:
         """Carry the changes out; ``fill`` puts real values into a recorded value."""

@@ -147,6 +147,8 @@ class Recording:
     _changes: list[tuple[str, ObjectPath, Any, Any]] = field(default_factory=list)
     _streams: list[tuple[ObjectPath, Any, Any]] = field(default_factory=list)
     _arrays: list[tuple[ObjectPath, np.ndarray, np.ndarray]] = field(default_factory=list)
+    _left: list[Callable[[], None]] = field(default_factory=list)
+    _on_disk: bool = False
     _drawn: list[str] = field(default_factory=list)
     _overwritten: list[str] = field(default_factory=list)
     _written: set[tuple[int, str]] = field(default_factory=set)
@@ -220,11 +222,15 @@ class Recording:
     def finish(self) -> None:
         """Find what changed and take it back."""
         for place, generator, before in self._streams:
-            if not same_state(state_of(generator), before):
+            after = state_of(generator)
+            if not same_state(after, before):
                 set_state(generator, before)
                 self._drawn.append(use_of(generator, str(place)))
+                self._left.append(functools.partial(set_state, generator, after))
+                self._on_disk = self._on_disk or type(after) is int
         for place, array, before in self._arrays:
             if not holds_the_same(array, before):
+                self._left.append(functools.partial(np.copyto, array, array.copy()))
                 array[...] = before
                 self._overwritten.append(str(place))
         for seen in self._seen:
@@ -297,11 +303,12 @@ class Recording:
         """The changes, with the tensors of this capture made outputs of the step by ``template``.
 
         Raises:
-            CaptureError: a change keeps a tensor of an earlier step, which a record cannot stand for; or the step drew from a
-                random generator, or wrote to a numpy array, that it keeps.
+            CaptureError: a change keeps a tensor of an earlier step, which a record cannot stand for; or the step leaves a hook
+                on a module.
         """
+        refusal = ""
         if self._overwritten:
-            raise CaptureError(
+            refusal = (
                 f"the step writes to the numpy array {self._overwritten[0]}, which a compiled step would do only once. Keep it "
                 "in a buffer (self.register_buffer), or write to it in a hook such as on_train_batch_end"
             )
@@ -311,11 +318,12 @@ class Recording:
                 "would do only once. Remove it again in the same step, or do it in a hook such as on_train_batch_start"
             )
         if self._drawn:
-            raise CaptureError(
+            refusal = (
                 f"the step {self._drawn[0]}, which a compiled step would do only once. Draw with "
                 "torch (torch.rand, …) in the step, or do it in a hook or in the dataset"
             )
-        return Effects(tuple(self._record(*change, template) for change in self._changes))
+        records = tuple(self._record(*change, template) for change in self._changes)
+        return Effects(records, () if self._on_disk else tuple(self._left), refusal)
 
     def _record(self, kind: str, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Record:
         made = (place, key) in self._made

@@ -355,6 +355,13 @@ class Kind(Location):
     def now(self) -> Hashable:
         return mark(type(self.owner))
 
+    def keep(self) -> Any:
+        return type(self.owner)
+
+    def restore(self, kept: Any) -> None:
+        if type(self.owner) is not kept:
+            self.owner.__class__ = kept
+
 
 class Member(Location):
     """Whether something is in a dict or set."""

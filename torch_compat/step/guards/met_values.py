@@ -136,6 +136,9 @@ class MetValues:
             self._places.note(Opaque(original, f"{name} of a parameter"), read=False)
         if type(owner) in TRANSPARENT or id(owner) in self._owned or isinstance(owner, (torch.Tensor, _OF_A_CALL)):
             return
+        if type(owner) is types.FunctionType and name == "__code__":  # which notes have replaced
+            self._places.note(Opaque(owner, text_of(owner, name)), read=False)
+            return
         held = attributes_of(owner) if not isinstance(owner, type) else None
         if isinstance(held, dict):
             self._places.has_attributes(owner, held)

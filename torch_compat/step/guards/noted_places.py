@@ -8,7 +8,7 @@ import sys
 import types
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,13 +18,16 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch_compat.step.guards.known_functions import AMBIENT, VALUES
 from torch_compat.step.guards.locations import (
     Ambient,
+    Attribute,
     Contents,
     Entry,
     Function,
     Item,
     Key,
+    Kind,
     Location,
     Lookup,
+    Member,
     Opaque,
     Stream,
     Variable,
@@ -62,12 +65,14 @@ class Change:
         name: of the object that is changed, or that leads there.
         value: this object; None where its changes cannot be recorded.
         advice: what to do instead, where that is not what is said of all others.
+        redo: puts what the step left there once more; None where that cannot be.
     """
 
     does: str
     name: str = ""
     value: Any = None
     advice: str = ""
+    redo: Callable[[], None] | None = None
 
 
 class NotedPlaces:
@@ -158,11 +163,12 @@ class NotedPlaces:
             return self._ambient[id(location.owner)]  # in the step a precision may have set another
         return None if isinstance(location, Function) else location.now()
 
-    def settle(self, followed: Callable[[], Collection[int]]) -> tuple[list[Location], list[Change]]:
+    def settle(self, followed: Callable[[], Collection[int]], *, attended: bool = False) -> tuple[list[Location], list[Change]]:
         """To be called once the step's Python is over, and what it did has been taken back.
 
         Args:
             followed: gives the ids of what is taken back by others.
+            attended: whether changes of objects that the step has made, and that garbage still holds, are as good as others.
 
         Returns:
             places that the step has read, and what it has changed that nobody follows, which is as it was again.
@@ -170,7 +176,8 @@ class NotedPlaces:
         self._drop_own()
         changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
         if changed:
-            gc.collect()
+            if not attended:
+                gc.collect()
             del changed
             self._drop_own()
             changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
@@ -179,13 +186,17 @@ class NotedPlaces:
         changed = [one for one in changed if not isinstance(one[0].owner, functools._lru_cache_wrapper)]
         staying = self._staying([location for location, _, _ in changed])
         changes = []
-        for location, _, kept in changed:
+        whole = {id(location.owner) for location, _, _ in changed if isinstance(location, Contents)}
+        streams = {id(location.owner) for location, _, _ in changed if isinstance(location, Stream)}
+        made = [(location, kept) for location, _, kept in changed if location.key not in staying]
+        for location, _, _ in changed:
             if location.key in staying:
                 self._kept_changes[location.key] = location
                 self._guards.discard(location.key)
-            else:
-                location.restore(kept)
-                changes.append(self._change(location))
+        again = [_redo(location, whole, streams) for location, _ in made]
+        for (location, kept), redo in zip(made, again, strict=True):
+            location.restore(kept)
+            changes.append(replace(self._change(location), redo=redo))
         opaque = [location for location, _, _ in self._first.values() if isinstance(location, Opaque)]
         changes += [Change(f"changes {location.text}") for location in opaque]
         found = [location for key, (location, _, _) in self._first.items() if key in self._guards]
@@ -279,6 +290,54 @@ class NotedPlaces:
             for key in gone:
                 del self._first[key]
                 self._guards.discard(key)
+
+
+def _redo(location: Location, whole: Collection[int], streams: Collection[int]) -> Callable[[], None] | None:
+    """Puts what is at a place now there once more; None where that cannot be.
+
+    Args:
+        whole: ids of the objects of which all contents are put there.
+        streams: ids of the generators and files that are.
+    """
+    if isinstance(location, Item | Member) and id(location.owner) in whole:
+        return _nothing
+    after = location.keep()
+    if not isinstance(location, _PUT) or (isinstance(location, Entry) and not isinstance(location.owner, dict)):
+        return None
+    if isinstance(location, Stream) and type(after) is int:  # a file on disk
+        return None
+    if isinstance(location, Attribute | Variable) and after is MISSING:
+        return None
+    if type(location) is Contents and after[0] is None and not any(after[1:]):  # a mapping proxy's are another object's
+        return _nothing if id(location.owner) in streams else None
+    return None if _holds_of_the_step(after) else functools.partial(location.restore, after)
+
+
+def _nothing() -> None: ...
+
+
+_PUT = (Attribute, Contents, Entry, Kind, Lookup, Stream, Variable)
+_MOST = 2000  # objects in what is put
+
+
+def _holds_of_the_step(value: Any) -> bool:
+    """Whether a value of the running step is in it, or it has too many entries to look."""
+    todo, met = [value], {}
+    while todo:
+        one = todo.pop()
+        if stands_in(one) or len(met) == _MOST:  # some of these are numbers
+            return True
+        if id(one) in met or isinstance(one, PLAIN):
+            continue
+        met[id(one)] = one
+        if isinstance(one, torch.Tensor | type | types.ModuleType | torch.nn.Module):
+            continue
+        todo += inside(one)
+        if isinstance(one, types.FunctionType):
+            todo += [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]
+        elif isinstance(one, types.MethodType):
+            todo.append(one.__self__)
+    return False
 
 
 def _is_users(value: Any) -> bool:

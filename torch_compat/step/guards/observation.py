@@ -81,7 +81,7 @@ class Observation:
         else:
             self._functions.follow_found(value)
 
-    def settle(self, followed: Callable[[], Collection[int]]) -> tuple[list[Location], list[Change]]:
+    def settle(self, followed: Callable[[], Collection[int]], *, attended: bool = False) -> tuple[list[Location], list[Change]]:
         """See :meth:`~torch_compat.step.guards.noted_places.NotedPlaces.settle`."""
         self._values.forget()
-        return self._places.settle(followed)
+        return self._places.settle(followed, attended=attended)

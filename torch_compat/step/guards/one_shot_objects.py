@@ -23,6 +23,8 @@ from xlatrain.bridge.errors import CaptureError, user_line
 def _gives_anew(kind: type) -> bool:
     if is_mock_class(kind):
         return True
+    if is_user_class(kind):
+        return False  # its changes are seen as those of any object
     return hasattr(kind, "__next__") and not issubclass(kind, io.IOBase)  # print(…, file=…) is no iteration
 
 
@@ -34,7 +36,7 @@ def is_consumed(value: Any) -> bool:
 def is_iterator(value: Any) -> bool:
     """Whether it is an iterator that is not written in Python: what one of the user's changes is seen, and taken back."""
     kind = type(value)
-    return _gives_anew(kind) and not is_mock_class(kind) and not is_user_class(kind)
+    return _gives_anew(kind) and not is_mock_class(kind)
 
 
 def holds_consumed(value: Any, depth: int = 0) -> bool:

@@ -19,6 +19,7 @@ from torch_compat.step.guards.compared_places import Locations
 from torch_compat.step.guards.locations import Attribute, Contents, Entry, Item, Key, Large, Location, Lookup
 from torch_compat.step.guards.looks import looked_at
 from torch_compat.step.guards.module_structure import ModuleStructure
+from torch_compat.step.guards.noted_places import Change
 from torch_compat.step.guards.observation import Observation
 from torch_compat.step.guards.one_shot_objects import emptied
 from torch_compat.utilities.rank_zero import rank_zero_warn
@@ -132,12 +133,13 @@ class PlaceGuards:
         self._steps[step].count_state(step, same=same)
 
     @staticmethod
-    def refuse_changes(step: str, mutated: Mapping[str, Any]) -> None:
+    def refuse_changes(step: str, changes: Collection[Change]) -> None:
         """Refuse what :meth:`taken_back` gave, where there is anything.
 
         Raises:
             ChangedSurroundingsError: by name.
         """
+        mutated = {one.name: one.value for one in changes}
         if mutated:
             error = ChangedSurroundingsError(
                 f"{step} changes the contents of {min(mutated)}, which a compiled step would do only once. {_ADVICE}"
@@ -146,10 +148,14 @@ class PlaceGuards:
             raise error
 
     @contextlib.contextmanager
-    def taken_back(self, step: str) -> Iterator[dict[str, Any]]:
+    def taken_back(self, step: str, *, attended: bool = False) -> Iterator[list[Change]]:
         """Take back, on leaving the block, what ``step`` did outside of the objects whose effects are recorded.
 
-        Gives, filled on leaving: name → what it stands for, of the containers and objects whose contents the step has changed.
+        Gives, filled on leaving: what the step has changed there, of containers and objects whose changes can be recorded; of an
+        attended step all, which can be put there once more.
+
+        Args:
+            attended: whether its Python runs before each of its programs.
 
         Raises:
             ChangedSurroundingsError: it did there what cannot be repeated: it assigned a name, drew from a random generator,
@@ -163,20 +169,22 @@ class PlaceGuards:
             followed.kept_changes,
             getattr(step, "method", step),
         )
-        mutated: dict[str, Any] = {}
-        found, changes = [], []
+        kept: list[Change] = []
+        changes = []
         try:
             with emptied(), observation.instrumented:
-                yield mutated
+                yield kept
         finally:
-            found, changes = observation.settle(self._changed)
-            mutated.update({one.name: one.value for one in changes if one.value is not None})
+            found, changes = observation.settle(self._changed, attended=attended)
+            kept += [one for one in changes if attended or one.value is not None]
             followed.add_read(found)
             followed.functions.update(dict.fromkeys(observation.functions))
         for one in changes:
-            if one.value is None:
+            if one.redo is None if attended else one.value is None:
                 advice = one.advice or _ADVICE
-                raise ChangedSurroundingsError(f"{step} {one.does}, which a compiled step would do only once. {advice}")
+                error = ChangedSurroundingsError(f"{step} {one.does}, which a compiled step would do only once. {advice}")
+                error.changed = {one.name: one.value for one in changes if attended and one.value is not None}
+                raise error
 
     def _of(self, step: str) -> _Followed:
         return self._steps.setdefault(step, _Followed())

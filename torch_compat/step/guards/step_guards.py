@@ -22,6 +22,7 @@ import torch
 
 from torch_compat.step.effects.effects import Effects
 from torch_compat.step.guards.attribute_guards import AttributeGuards
+from torch_compat.step.guards.noted_places import Change
 from torch_compat.step.guards.place_guards import PlaceGuards
 from torch_compat.utilities.parts import of
 from xlatrain.bridge.jax_function import CallsJax
@@ -97,15 +98,15 @@ class StepGuards:
     # -- around a capture ------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def capturing(self, step: str) -> Iterator[dict[str, Any]]:
+    def capturing(self, step: str, *, attended: bool = False) -> Iterator[list[Change]]:
         """Find what ``step`` reads in the block; what it does outside of the followed objects is taken back.
 
-        Gives, filled on leaving: name → what it stands for, of the containers and objects whose contents the step has changed.
+        Gives, filled on leaving, what it has changed there; for this and for ``attended`` see :meth:`PlaceGuards.taken_back`.
 
         Raises:
             ChangedSurroundingsError, CaptureError: see :meth:`PlaceGuards.taken_back`.
         """
-        with self._places.taken_back(step) as changed, self._attributes.capturing(step):
+        with self._places.taken_back(step, attended=attended) as changed, self._attributes.capturing(step):
             yield changed
 
     reading = of(
@@ -113,7 +114,7 @@ class StepGuards:
     )
     follow = of("_attributes.follow", "Follow the attributes of an object outside of the tree, which steps change.")
 
-    def refuse_changes(self, step: str, changed: Mapping[str, Any]) -> None:
+    def refuse_changes(self, step: str, changed: Collection[Change]) -> None:
         """Refuse what :meth:`capturing` gave, where there is anything.
 
         Raises:

@@ -278,7 +278,10 @@ class CapturedOptimizer:
 
     def _refuse_effects(self, recording: Recording) -> None:
         """Refuse a step whose Python fills lists or sets attributes, which would happen only once."""
-        if effects := recording.effects(lambda tree: tree):
+        effects = recording.effects(lambda tree: tree)
+        if effects.refusal:
+            raise UnsupportedOptimizerError(f"{type(self.optimizer).__name__}.step: {effects.refusal}")
+        if effects:
             raise UnsupportedOptimizerError(
                 f"{type(self.optimizer).__name__}.step changes {effects.records[0].place}, which a compiled step would do only "
                 "once; do it in the hook on_before_optimizer_step, or run with the eager executor (XLATRAIN_EXECUTOR=eager)"
