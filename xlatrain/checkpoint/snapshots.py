@@ -24,7 +24,7 @@ import numpy as np
 
 from xlatrain.checkpoint.agreement import Rendezvous
 from xlatrain.checkpoint.arrays import check_storable
-from xlatrain.checkpoint.errors import CheckpointNotFoundError, CorruptCheckpointError
+from xlatrain.checkpoint.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from xlatrain.checkpoint.manifest import ArrayMetadata
 from xlatrain.checkpoint.reading import Checkpoint
 from xlatrain.cluster.keeper import Snapshot
@@ -130,8 +130,16 @@ class Snapshots:
         except BaseException as error:  # in a thread: it is told where the next one is taken
             self.failure = str(error)
             rendezvous.fail(f"{type(error).__name__}: {error}")
+            if isinstance(error, (CheckpointError, KeeperError)):  # where others are gone it may be complete
+                self._take_back(snapshot)
             return
         self._forget_before(snapshot)
+
+    def _take_back(self, snapshot: Snapshot) -> None:
+        """Some process could not give its part; the next snapshot needs the place of this one."""
+        for address in self._memory.keepers[:2]:
+            with contextlib.suppress(KeeperError), KeeperConnection(address) as connection:
+                connection.take_back(snapshot)
 
     def _forget_before(self, snapshot: Snapshot) -> None:
         """All processes have given their parts. Process 0 tells those keepers, too, whose processes are gone."""

@@ -13,7 +13,7 @@ request    with                                                       answer
 ``put``    ``snapshot``, ``part``, ``header``, ``sizes``; then blobs  ``held``: bytes that it keeps; or ``refused``
 ``list``                                                              ``parts``: the header of each; ``held``, ``pid``
 ``get``    ``snapshot``, ``part``, ``blob``: a number                 ``size``; then the blob. Or ``refused``
-``forget``  ``before``: a snapshot                                    ``held``
+``forget``  ``before``: a snapshot, or ``only``: one                  ``held``
 =========  =========================================================  ==========================================
 
 A snapshot is ``[world, number]``, which only grow. A part is kept when all of it has come, and until it is forgotten.
@@ -168,9 +168,10 @@ class Keeper:
         line.send(blobs[request["blob"]])
 
     def _forget(self, line: Line, request: dict[str, Any]) -> None:
-        before = _snapshot(request["before"])
+        only = "only" in request
+        named = _snapshot(request["only" if only else "before"])
         with self._lock:
-            self._parts = {key: kept for key, kept in self._parts.items() if key[0] >= before}
+            self._parts = {key: part for key, part in self._parts.items() if (key[0] != named if only else key[0] >= named)}
             held = self._held()
         line.say(held=held)
 

@@ -115,6 +115,10 @@ class KeeperConnection:
         """Forget the snapshots before that one; the bytes that it still keeps."""
         return self._ask(do="forget", before=before)["held"]
 
+    def take_back(self, snapshot: Snapshot) -> None:
+        """Forget that snapshot alone: it will never be complete."""
+        self._ask(do="forget", only=snapshot)
+
     def _ask(self, **request: Any) -> dict[str, Any]:
         try:
             self._line.say(**request)
