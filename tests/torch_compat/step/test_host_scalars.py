@@ -70,7 +70,7 @@ def test_arithmetic_stays_an_expression_over_later_counters(function: Callable[[
     assert tracer.plan.guards == []  # nothing was assumed
 
 
-@pytest.mark.parametrize("numbers", [[1.0, 0.5, 0.25], (3, 2, 1), [0.1 * i for i in range(20)]], ids=len)
+@pytest.mark.parametrize("numbers", [[1.0, 0.5, 0.25], (3, 2, 1), [0.1 * i for i in range(20)], np.linspace(0, 1, 9)], ids=len)
 def test_an_entry_of_a_list_of_numbers_is_an_expression(numbers: list[float] | tuple[int, ...]) -> None:
     tracer = make_tracer()
     found = tracer.counter("current_epoch").entry_of(numbers)
@@ -79,6 +79,35 @@ def test_an_entry_of_a_list_of_numbers_is_an_expression(numbers: list[float] | t
     assert found.deferred()[0](values(**{**NOW, "current_epoch": 1})) == numbers[1]
     assert tracer.plan.holds(values(**{**NOW, "current_epoch": 1}))
     assert not tracer.plan.holds(values(**{**NOW, "current_epoch": len(numbers)}))
+
+
+def test_an_entry_of_a_dict_is_an_expression() -> None:
+    tracer, numbers = make_tracer(), {2: 0.5, 5: 0.25}
+    found = tracer.counter("current_epoch").entry_of(numbers)
+    assert [found.deferred()[0](values(**now)) for now in (NOW, LATER)] == [0.5, 0.25]
+    assert tracer.plan.holds(values(**LATER))
+    assert not tracer.plan.holds(values(**{**LATER, "current_epoch": 3}))
+    with pytest.raises(KeyError, match="7"):
+        tracer.counter("batch_idx").entry_of(numbers)
+
+
+def test_an_entry_or_another_number_is_an_expression_that_assumes_nothing() -> None:
+    tracer = make_tracer()
+    found = tracer.counter("current_epoch").get_of({2: 0.5}, 1.0)
+    assert [found.deferred()[0](values(**now)) for now in (NOW, LATER)] == [0.5, 1.0]
+    assert tracer.plan.guards == []
+    assert tracer.counter("current_epoch").get_of({2: "a"}) == "a"
+    assert tracer.counter("batch_idx").get_of({2: "a"}) is None
+
+
+@pytest.mark.parametrize("holder", [[2, 3], (2, 3), {2, 3}, frozenset({2, 3}), {2: "a"}, range(0, 4, 2), [2, "a", None]], ids=str)
+def test_whether_it_is_in_a_holder_guards_on_the_answer(holder: Any) -> None:
+    tracer = make_tracer()
+    assert tracer.counter("current_epoch").is_in(holder) is True
+    assert not tracer.counter("batch_idx").is_in(holder)
+    assert tracer.plan.holds(values(batch_idx=9, current_epoch=2, global_step=0))
+    assert not tracer.plan.holds(values(batch_idx=2, current_epoch=2, global_step=0))
+    assert not tracer.plan.holds(values(batch_idx=9, current_epoch=9, global_step=0))
 
 
 @pytest.mark.parametrize("holder", [[1, 0.5, 0.25], ["a", "b", "c"], [True, False, True], "abc"], ids=str)

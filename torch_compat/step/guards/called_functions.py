@@ -284,7 +284,13 @@ class CalledFunctions:
             else:
                 self._values.walk(owner)
 
-        return self._noting(function, note)
+        def asked(key: Any, *default: Any) -> Any:
+            if type(key) is not HostScalar or type(owner) is not dict:
+                return function(key, *default)
+            of_a_number = {"get": key.get_of, "__getitem__": key.entry_of, "__contains__": key.is_in}
+            return of_a_number[function.__name__](owner, *default)
+
+        return self._noting(asked, note)
 
     def _wrapped(self, function: Any) -> Callable[..., Any]:
         """A function in C, or of a library: what it gets may be read."""

@@ -138,7 +138,8 @@ class Notes:
 
     def contains(self, item: Any, holder: Any) -> Any:
         self._tell("member", item, holder)
-        return item in holder
+        asked = getattr(type(item), "is_in", None)
+        return item in holder if asked is None else asked(item, holder)
 
 
 @contextlib.contextmanager

@@ -252,7 +252,27 @@ def _unary(name: str, function: Callable[[Any], Any]) -> Any:
 
 
 _FEW = 8
-"""Numbers that a text has one by one."""
+"""Entries that a text has one by one."""
+_HOLDERS = frozenset({list, tuple, set, frozenset, dict})
+_HASHED_BY_VALUE = frozenset({int, float, bool, str, bytes, type(None)})
+
+
+def _numbers_in(holder: Any) -> Any:
+    """The entries of a list, tuple, dict or array where all are numbers of one type; None for anything else."""
+    kind = type(holder)
+    if kind is np.ndarray and holder.ndim == 1 and holder.dtype.kind in "fi":
+        return tuple(holder.tolist())
+    if kind is dict and {type(key) for key in holder} <= _HASHED_BY_VALUE:
+        return dict(holder) if {type(one) for one in holder.values()} in ({int}, {float}) else None
+    return tuple(holder) if kind in (list, tuple) and {type(one) for one in holder} in ({int}, {float}) else None
+
+
+def _text_of(entries: Any) -> str:
+    """A text that only these entries have."""
+    if type(entries) is range or len(entries) <= _FEW:
+        return str(sorted(entries, key=repr) if type(entries) is frozenset else entries)
+    parts = frozenset(entries.items()) if type(entries) is dict else entries
+    return f"{len(entries)} entries {hash(parts)}"
 
 
 class HostScalar:
@@ -285,18 +305,37 @@ class HostScalar:
         return self._expression, self._text
 
     def entry_of(self, holder: Any) -> Any:
-        """``holder[self]``: of a list or tuple of numbers of one type an expression, which later steps evaluate anew.
+        """``holder[self]``: of a list, tuple, dict or array of numbers of one type an expression for later steps too.
 
-        Whoever asks has a guard on what is in the holder.
+        As of the other questions about a holder, whoever asks has a guard on what is in it.
         """
-        kinds = {type(one) for one in holder} if type(holder) in (list, tuple) and type(self._value) is int else set()
-        if kinds not in ({int}, {float}):
-            return holder[self]
-        numbers, mine, count = tuple(holder), self._expression, len(holder)
-        if not self._tracer.guard(lambda host_values: -count <= mine(host_values) < count, f"{self._text} among {count} entries"):
+        numbers = _numbers_in(holder) if type(self._value) is int else None
+        if numbers is None or not (self.is_in(holder) if type(numbers) is dict else self._counts_into(numbers)):
             return holder[self]  # which raises what Python raises
-        text = f"{numbers}[{self._text}]" if count <= _FEW else f"entries {hash(numbers)}[{self._text}]"
-        return HostScalar(self._tracer, lambda host_values: numbers[mine(host_values)], text, numbers[self._value])
+        return self._looked_up(numbers, numbers.__getitem__)
+
+    def get_of(self, holder: dict[Any, Any], default: Any = None) -> Any:
+        """``holder.get(self, default)``."""
+        numbers = _numbers_in({**holder, None: default}) if type(self._value) is int else None
+        if numbers is None or None in holder:
+            return holder[self] if self.is_in(holder) else default
+        return self._looked_up(numbers, lambda number: numbers[number if number in numbers else None])
+
+    def is_in(self, holder: Any) -> Any:
+        """``self in holder``: a guard on the answer, not on the number."""
+        kind = type(holder)
+        if kind is not range and not (kind in _HOLDERS and {type(one) for one in holder} <= _HASHED_BY_VALUE):
+            return self in holder
+        known, mine = holder if kind is range else frozenset(holder), self._expression
+        return self._tracer.guard(lambda host_values: mine(host_values) in known, f"{self._text} in {_text_of(known)}")
+
+    def _counts_into(self, numbers: tuple[Any, ...]) -> Any:
+        count, mine = len(numbers), self._expression
+        return self._tracer.guard(lambda host_values: -count <= mine(host_values) < count, f"{self._text} among {count} entries")
+
+    def _looked_up(self, numbers: Any, function: Callable[[Any], Any]) -> HostScalar:
+        mine, text = self._expression, f"{_text_of(numbers)}[{self._text}]"
+        return HostScalar(self._tracer, lambda host_values: function(mine(host_values)), text, function(self._value))
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
