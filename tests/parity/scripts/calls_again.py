@@ -246,8 +246,6 @@ def what_surrounds_two_calls(run: Run) -> None:
     calls.look(trainer, "at first")
     calls.look(trainer, "default dtype", default_dtype)
     calls.look(trainer, "as before")
-    calls.look(trainer, "autocast", lambda: torch.autocast("cpu", torch.bfloat16))
-    calls.look(trainer, "as before")
     calls.look(trainer, "deterministic", deterministic)
     calls.look(trainer, "enabled grad", torch.enable_grad)
     model.train()
@@ -262,8 +260,6 @@ def what_surrounds_two_calls(run: Run) -> None:
     x, y = regression_data(32)
     calls.loader = run.loader(x.double(), y)
     calls.look(trainer, "float64 batches")
-    calls.loader = run.loader(x.bfloat16(), y)
-    calls.look(trainer, "bfloat16 batches")
     calls.loader = [run.loader(x, y), run.loader(x * 2, y)]
     calls.look(trainer, "two loaders")
     calls.loader = run.loader(x[:16], y[:16])
@@ -272,11 +268,25 @@ def what_surrounds_two_calls(run: Run) -> None:
     calls.look(trainer, "weights in float64")
     model.float()
     calls.look(trainer, "weights in float32")
-    calls.look(run.trainer(precision="bf16-mixed"), "another precision")
     calls.look(run.trainer(callbacks=[Scaling()]), "another trainer")
     calls.look(trainer, "the first trainer")
     trainer.fit(model, run.loader(x, y))
     calls.look(trainer, "after training")
+    calls.finish(trainer)
+
+
+@case
+def two_calls_in_bfloat16(run: Run) -> None:
+    model, trainer = Reading(), run.trainer()
+    calls = Calls(run, model)
+    calls.look(trainer, "at first")
+    calls.look(trainer, "autocast", lambda: torch.autocast("cpu", torch.bfloat16))
+    calls.look(trainer, "as before")
+    x, y = regression_data(32)
+    calls.loader = run.loader(x.bfloat16(), y)
+    calls.look(trainer, "bfloat16 batches")
+    calls.look(run.trainer(precision="bf16-mixed"), "another precision")
+    calls.look(trainer, "as before")
     calls.finish(trainer)
 
 
