@@ -4,8 +4,8 @@ Shapes: rows (…), D features, V words. A stretch of logits is what torch multi
 Its largest number and the sum of its exponentials are carried on (Milakov & Gimelshein 2018). The backward pass makes each
 stretch again, and of it the gradient by the stretch's weights at once; those by x are summed in float32.
 
-The weights are gathered whole, as a product of its own would gather them, and their gradient leaves split over ``fsdp``. On a
-mesh with a ``tensor`` axis, which splits the vocabulary, there is one stretch.
+The weights are gathered whole, as a product of its own would gather them, once for both passes, and their gradient leaves split
+over ``fsdp``. On a mesh with a ``tensor`` axis, which splits the vocabulary, there is one stretch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,41 +24,89 @@ from xlatrain.bridge.capture.vocabulary import largest
 from xlatrain.bridge.lower.registry import lowers, program_mesh
 from xlatrain.mesh.mesh import SEQUENCE_AXIS, batch_axes, data_parallel_size, sequence_parts
 
-_LANES = 128
+_LANES, _SUBLANES = 128, 8
 
 
 @dataclass(frozen=True)
 class _Stretches:
-    """The stretches of a vocabulary.
+    """The stretches of a vocabulary, and the places of its words in them.
+
+    The words of each part, which a device holds, stand one after the other, and behind them places without a word: parts are
+    filled up to whole tiles of the chip, so that stretches are cut from what is gathered, where XLA would copy all of it.
 
     Attributes:
         count: of them.
-        size: words of each; the last may have fewer.
         words: of all.
+        part: words of a part.
+        filled: places of a part.
     """
 
     count: int
-    size: int
     words: int
+    part: int
+    filled: int
 
     @classmethod
-    def of(cls, rows: int, words: int, limit: int) -> _Stretches:
-        """Stretches of at most ``limit`` logits each: few, or up to twice as many where these are equal and of whole lanes."""
-        least = max(1, -(-rows * words // max(limit, 1)))
-        equal = (n for n in range(least, 2 * least + 1) if words % (n * _LANES) == 0)
-        count = min(next(equal, least), -(-words // _LANES))
-        size = words if count == 1 else -(-words // (count * _LANES)) * _LANES
-        return cls(-(-words // size), size, words)
+    def of(cls, rows: int, words: int, limit: int, parts: int = 1) -> _Stretches:
+        """Stretches of about ``limit`` logits at most, of whole lanes: few, or up to twice as many where less is filled up.
+
+        Args:
+            parts: into which devices split the words; one where that does not divide them.
+        """
+        part = words // parts if words % parts == 0 else words
+        most = -(-words // _LANES)
+        least = min(-(-rows * words // max(limit, 1)), most)
+        if least <= 1:
+            return cls(1, words, part, part)
+        filled = {
+            n: -(-part // size) * size for n in range(least, min(2 * least, most) + 1) for size in [_whole(n, words // part)]
+        }
+        count = min(filled, key=lambda n: filled[n])
+        return cls(count, words, part, filled[count])
+
+    @property
+    def parts(self) -> int:
+        """The number of parts."""
+        return self.words // self.part
+
+    @property
+    def size(self) -> int:
+        """Places of each stretch."""
+        return self.parts * self.filled // self.count
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether there are places without a word."""
+        return self.filled > self.part
+
+    def fill(self, x: jax.Array) -> jax.Array:
+        """(V, …) → (parts, places of each, …), zeros where there is no word; as it is where there are no such places."""
+        if not self.has_gaps:
+            return x
+        parts = x.reshape(self.parts, self.part, *x.shape[1:])
+        return jnp.pad(parts, [(0, 0), (0, self.filled - self.part), *[(0, 0)] * (x.ndim - 1)])
 
     def cut(self, x: jax.Array) -> jax.Array:
-        """(V, …) → (count, size, …), filled up with zeros."""
-        filled = self.count * self.size - self.words
-        x = jnp.pad(x, [(0, filled), *[(0, 0)] * (x.ndim - 1)]) if filled else x
-        return x.reshape(self.count, self.size, *x.shape[1:])
+        """The result of :meth:`fill` → (count, size, …)."""
+        return x.reshape(self.count, self.size, *x.shape[1 + self.has_gaps :])
 
     def joined(self, x: jax.Array) -> jax.Array:
         """(count, size, …) → (V, …)."""
-        return x.reshape(-1, *x.shape[2:])[: self.words]
+        return x.reshape(self.parts, self.filled, *x.shape[2:])[:, : self.part].reshape(self.words, *x.shape[2:])
+
+    def place(self, word: jax.Array) -> jax.Array:
+        """Where words stand."""
+        return word // self.part * self.filled + word % self.part if self.has_gaps else word
+
+    def is_word(self, place: jax.Array) -> jax.Array:
+        """Whether a word stands at each of some places."""
+        return place % self.filled < self.part
+
+
+def _whole(count: int, parts: int) -> int:
+    """The number of places that parts are filled up to multiples of, so that all are ``count`` stretches of whole lanes."""
+    lanes = count * _LANES // math.gcd(count * _LANES, parts)
+    return lanes if parts == 1 else math.lcm(_SUBLANES, lanes)
 
 
 @dataclass(frozen=True)
@@ -87,15 +135,25 @@ class _Places:
             split.append(SEQUENCE_AXIS)
         return lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*split)))
 
+    @property
+    def word_parts(self) -> int:
+        """Into how many parts parameters are split, which are gathered."""
+        return 1 if self.mesh is None else self.mesh.shape.get("fsdp", 1)
+
+    def words(self, x: jax.Array) -> jax.Array:
+        """Dim 0, of words or their parts, over ``fsdp``."""
+        if self.word_parts == 1:
+            return x
+        return lax.with_sharding_constraint(x, NamedSharding(cast(Mesh, self.mesh), PartitionSpec("fsdp")))
+
     def whole(self, x: jax.Array) -> jax.Array:
         return x if self.mesh is None else lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec()))
 
     def gradient(self, x: jax.Array) -> jax.Array:
         """(words, D): D over ``fsdp``, if that divides it."""
-        size = 1 if self.mesh is None else self.mesh.shape.get("fsdp", 1)
-        if self.mesh is None or size == 1 or x.shape[1] % size:
+        if self.word_parts == 1 or x.shape[1] % self.word_parts:
             return x
-        return lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(None, "fsdp")))
+        return lax.with_sharding_constraint(x, NamedSharding(cast(Mesh, self.mesh), PartitionSpec(None, "fsdp")))
 
 
 @dataclass(frozen=True)
@@ -104,7 +162,7 @@ class _Loss:
 
     Attributes:
         x: (…, D).
-        labels: int32 (…).
+        labels: int32 (…), words.
         weight, bias: (count, size, D), (count, size) or None.
     """
 
@@ -120,25 +178,30 @@ class _Loss:
         places = _Places.of(x)
         rows = math.prod(x.shape[:-1])
         one = places.mesh is None and _is_split(program_mesh())
-        stretches = _Stretches.of(-(-rows // places.parts), weight.shape[0], rows * weight.shape[0] if one else largest())
+        limit = rows * weight.shape[0] if one else largest()
+        stretches = _Stretches.of(-(-rows // places.parts), weight.shape[0], limit, places.word_parts)
         labels = places.rows(index.reshape(x.shape[:-1]))
+        weight = stretches.fill(weight)
+        if stretches.has_gaps:
+            weight = lax.optimization_barrier(places.words(weight))  # filled up where it lies; XLA would sum, not gather
         whole = places.whole(weight) if stretches.count > 1 else weight
-        cut = None if bias is None else stretches.cut(bias)
+        cut = None if bias is None else stretches.cut(stretches.fill(bias))
         return cls(places.rows(x), labels, stretches.cut(whole), cut, stretches, places)
 
     def logits(self, weight: jax.Array, bias: jax.Array | None, first: Any) -> jax.Array:
-        """(…, size), float32; -inf for what fills the last stretch up."""
+        """(…, size), float32; -inf where there is no word."""
         found = jnp.einsum("...d,vd->...v", self.x, weight, preferred_element_type=jnp.float32)
         if bias is not None:
             found = found + bias.astype(jnp.float32)
         found = self.places.rows(found.astype(self.x.dtype).astype(jnp.float32))
-        if self.stretches.count * self.stretches.size == self.stretches.words:
+        if not self.stretches.has_gaps:
             return found
-        return jnp.where(first + jnp.arange(self.stretches.size) < self.stretches.words, found, -jnp.inf)
+        return jnp.where(self.stretches.is_word(first + jnp.arange(self.stretches.size)), found, -jnp.inf)
 
     def is_label(self, first: Any) -> jax.Array:
         """(…, size): which word of a stretch is the label."""
-        return self.labels[..., None] == first + jnp.arange(self.stretches.size, dtype=self.labels.dtype)
+        places = first + jnp.arange(self.stretches.size, dtype=self.labels.dtype)
+        return self.stretches.place(self.labels)[..., None] == places
 
     @property
     def has_word(self) -> jax.Array:
