@@ -251,5 +251,26 @@ def python_in_the_step_of_an_optimizer(run: Run) -> None:
     run.note("calls", calls)
 
 
+@case
+def an_optimizer_that_nobody_has_returned(run: Run) -> None:
+    class Own(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.own = torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch)
+            self.own.zero_grad()
+            self.manual_backward(loss)
+            self.own.step()
+            return loss
+
+        def configure_optimizers(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return None
+
+    fit(run, Own())
+
+
 if __name__ == "__main__":
     main()

@@ -35,6 +35,7 @@ from torch_compat.step.optimizers.host_actions import (
 from torch_compat.step.optimizers.inline import InlineKey, InlineOptimizer, InlineResult, Layouts, StateKey, traceable
 from torch_compat.step.optimizers.param_group import frozen
 from torch_compat.step.optimizers.state_layout import as_array
+from torch_compat.step.optimizers.stray_steps import stray_steps_refused
 from xlatrain.bridge.capture.updates import update_node
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
@@ -135,6 +136,8 @@ class TracedOptimizers:
                     stack.enter_context(capture.optimizer_stand_in(index, optimizer))
             stack.enter_context(capture.scheduler_stand_ins())
             stack.enter_context(_without_profiler_marks())
+            members = [member for one in self._inline.values() for member in one.members]
+            stack.enter_context(stray_steps_refused([*self._optimizers, *members], _refuse))
             yield capture.trace
             capture.finish()
 
@@ -377,8 +380,8 @@ class _HiddenState:
         self._raise()
 
 
-def _refuse(what: str) -> NoReturn:
-    where = user_line(traceback.extract_stack()) or "training_step"
+def _refuse(what: str, where: str | None = None) -> NoReturn:
+    where = where or user_line(traceback.extract_stack()) or "training_step"
     raise CaptureError(
         f"{where}\n  cannot be captured: the step {what}.\n"
         "  Fix: do it in a hook outside of the step (on_train_batch_end, …), or run eagerly (XLATRAIN_EXECUTOR=eager)."
