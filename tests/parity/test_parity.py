@@ -188,6 +188,8 @@ EAGER_CASES = {
     "dqn": "self.agent.env.position",
     "used_in_the_loss": "metrics.py",
     "branch_on_a_metric": "metrics.py",
+    "counted_outside_of_the_module": "COUNT",
+    "counted_in_a_class_of_classes": "Counted.steps",
     "smoothed_in_a_namespace": "SPACE",
     "takes_from_an_iterator": "self.numbers",
     "writes_to_a_tensor": "surroundings.py",

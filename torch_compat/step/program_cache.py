@@ -26,7 +26,6 @@ from torch_compat.step.capture.step_capture import StepSpec
 from torch_compat.step.carried import CarriedPlace, places_of, unread_places
 from torch_compat.step.effects.effects import ObjectPath, outline
 from torch_compat.step.effects.recorder import followed
-from torch_compat.step.guards.place_guards import ChangedSurroundingsError
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
@@ -234,8 +233,7 @@ class ProgramCache:
 
     def attend(self, name: str, error: BridgeError) -> bool:
         """Run the Python of a step before each of its programs from now on; False where that is no help against an error."""
-        impure = isinstance(error, ChangedSurroundingsError | ImpureStepError) and error.recoverable
-        if not impure or name in self._attended_steps:
+        if not (error.per_batch and error.recoverable) or name in self._attended_steps:
             return False
         self._captures.attend(name)
         self._attended_steps[name] = AttendedStep(name, error)

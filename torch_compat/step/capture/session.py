@@ -42,6 +42,8 @@ _T = TypeVar("_T")
 class ImpureStepError(CaptureError):
     """The step's Python does something else from one batch to the next, in a way that a compiled step cannot follow."""
 
+    per_batch = True
+
 
 @dataclass(frozen=True)
 class _Attempt:
@@ -184,6 +186,7 @@ class CaptureSession:
             "(XLATRAIN_EXECUTOR=eager)."
         )
         error.recoverable = variant.runs == 1  # the one step that ran did so with its own host values
+        error.per_batch = not found.in_graph  # which would be another program for each batch
         raise error
 
     def forget(self, name: str) -> None:

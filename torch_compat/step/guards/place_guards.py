@@ -42,6 +42,7 @@ class ChangedSurroundingsError(CaptureError):
     """
 
     changed: Mapping[str, Any] = types.MappingProxyType({})
+    per_batch = True
 
 
 class PlaceGuards:
@@ -287,7 +288,9 @@ class _Followed:
         often = self._same >= _OFTEN and self._same * 8 > self.looks  # refreshing costs more than it is worth then
         if often or self._different > _OFTEN:
             name = self.read[self._changed[0]].text if self._changed else "something outside of the module"
-            raise ChangedSurroundingsError(f"{step} reads {name}, which changes all the time. {_ADVICE}")
+            error = ChangedSurroundingsError(f"{step} reads {name}, which changes all the time. {_ADVICE}")
+            error.per_batch = often  # else there would be another program for each batch
+            raise error
 
     def _leave_alone(self, step: str, foreign: Collection[Location]) -> None:
         """Objects of installed packages have changed for nothing: a progress bar, a cache."""
