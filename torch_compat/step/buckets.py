@@ -32,7 +32,7 @@ from xlatrain.bridge.capture.capture import Capture, Recording
 from xlatrain.bridge.capture.updates import use_updates
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.tensors.dtypes import jax_dtype
-from xlatrain.mesh.mesh import platform
+from xlatrain.mesh.mesh import platform, stages
 
 _OWN_PROGRAMS = 2  # sizes of a step that get a program of their own: a batch, and the smaller one that ends a pass
 _SMALL = 64  # up to which a size is padded whatever it is; greater ones to twice their size at most
@@ -159,6 +159,8 @@ class Buckets:
         """
         if step.scalars.arrays:  # a bucket would draw more numbers than a batch
             return None
+        if stages(self._mesh) > 1:
+            return None  # layers of a bucket's program are no loop, which stages need
         if batch.values is None or self._forms.layout.processes > 1 or not self._forms.holds(batch):
             return None
         form = batch.form

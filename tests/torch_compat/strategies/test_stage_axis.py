@@ -107,6 +107,14 @@ def test_checkpoints_go_from_mesh_to_mesh(tmp_path: Path) -> None:
     assert_same(stages, none)
 
 
+@pytest.mark.slow
+def test_batches_of_many_lengths_each_run_on_stages() -> None:
+    """Without a program for several lengths, whose layers would be no loop."""
+    module, batches = GPT(2), [TOKENS[:4, :length] for length in (9, 7, 5)]
+    trainer(devices=2, strategy=MeshStrategy({"stage": 2})).fit(module, DataLoader(batches, batch_size=None))  # pyright: ignore[reportArgumentType]
+    assert len(module.losses) == len(batches)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
