@@ -30,6 +30,7 @@ KINDS = ("sleeps", "waits for a lock", "spins", "waits in a collective of its ow
 IN_A_WORKER = ("sleeps", "waits for a lock", "spins")  # which has no world
 ONLY_ON_0 = "log_metrics of a logger"
 
+WHO = r"process {} \(host \S+, pid {}\)"
 SLOW_S, HANG_S, LIMIT_S = 2, 6, 150
 
 
@@ -63,15 +64,16 @@ def what_is_said(hang: Hang, folder: Path) -> str:
     for patience in (1, 2, 4, 8, 16, 32, 64):
         (folder / str(patience)).mkdir()
         pids, statuses, texts = _outcome(hang, folder / str(patience), patience)
-        if "halts" in texts[hang.process]:
+        named = re.search(rf"xlatrain watch: .*{WHO.format(hang.process, pids[hang.process])} keeps the others", texts[0])
+        too_early = named and hang.place != "a worker of the loader" and "come_to_a_halt" not in texts[0][named.start() :]
+        if "halts" in texts[hang.process] and not too_early:
             break
     whole = f"{hang}, limits {patience} times as long\n" + "\n".join(texts)
     compiles = _compiles(hang)
     assert "halts" in texts[hang.process], whole
     assert compiles or (LOST_PEER in statuses and 0 not in statuses and None not in statuses), whole
-    who = rf"process {hang.process} \(host \S+, pid {pids[hang.process]}\)"
-    named = re.search(rf"xlatrain watch: .*{who} keeps the others waiting: \d+ s at step ", texts[0])
-    if named and (hang.place == "a worker of the loader" or "come_to_a_halt" in texts[0][named.start() :]):
+    who = WHO.format(hang.process, pids[hang.process])
+    if named and not too_early:
         return "named; it compiles" if compiles else "named, with its stack"
     assert re.search(rf"xlatrain watch: .*in different calls.*{who}", texts[0]) and "a place of its own" in texts[0], whole
     return "at odds"
