@@ -75,7 +75,8 @@ class OpForRows:
     """
 
     def __init__(self, node: Node, args: list[Any], unit: int, microbatches: int) -> None:
-        self.node, self.args, self.target = node, args, node.target
+        self.node, self.args = node, args
+        self.target: Any = node.target
         self.unit, self.microbatches = unit, microbatches
         self.cuts: dict[int, Rows] = {}
         self.shape: tuple[int, ...] = _shape(node.meta.get("val"))
