@@ -160,7 +160,7 @@ def test_keys_and_states_of_guards() -> None:
     with guards.following():
         with guards.capturing(NAME) as changed:
             assert read_all(module) == ("sum", 1.0)
-        assert changed == {}
+        assert changed == []
         first = state()
         assert state() == first
         module.unread = 9

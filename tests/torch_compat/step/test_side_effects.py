@@ -93,14 +93,18 @@ def test_a_step_without_side_effects_has_none() -> None:
         (torch.Generator().manual_seed(1), lambda generator: torch.rand(1, generator=generator).item()),
     ],
 )
-def test_a_draw_from_a_kept_generator_is_refused_and_put_back(generator: Any, draw: Any) -> None:
+def test_a_draw_from_a_kept_generator_is_named_put_back_and_can_be_redone(generator: Any, draw: Any) -> None:
     holder = Holder()
     holder.table["generator"] = generator
     with EffectRecorder({"self": holder}).recording() as recording:
         drawn = draw(generator)
-    with pytest.raises(CaptureError, match=r"random generator self\.table\['generator'\]"):
-        recording.effects(lambda tree: tree)
+    effects = recording.effects(lambda tree: tree)
+    assert "random generator self.table['generator']" in effects.refusal
     assert draw(generator) == drawn
+    after = draw(generator)
+    for redo in effects.redo:
+        redo()
+    assert draw(generator) == after
 
 
 LIBRARY = """
