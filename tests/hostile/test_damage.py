@@ -157,7 +157,7 @@ class TestSafetensors:
 
     def test_no_ordinary_file(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "x.safetensors")
-        with pytest.raises(SafetensorsError, match="no ordinary file"):
+        with pytest.raises(SafetensorsError, match="is not an ordinary file"):
             open_safetensors(tmp_path / "x.safetensors")
 
     @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "..", "", "a/b", "a\\b", "a\0b", 7, None, ["a"]])
