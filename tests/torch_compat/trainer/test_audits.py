@@ -16,8 +16,6 @@ from torch_compat.step.capture import session
 from xlatrain.bridge.capture import capture
 from xlatrain.bridge.capture.capture import Capture
 
-"""A host value of a kind that no guard follows."""
-
 
 class Net(LightningModule):
     def __init__(self) -> None:
@@ -102,7 +100,10 @@ def test_audits_that_a_step_has_stood_are_not_repeated_in_later_runs(runs: list[
         runs.clear()
         run.predict(module, twenty_batches())
         counts.append(len(runs))
-    assert counts == [3, 1, 1]  # the capture, the audits before its second and its seventeenth run; then what begins a run
+    assert counts == [3, 0, 0]  # the capture, the audits before its second and its seventeenth run
+    runs.clear()
+    trainer(tmp_path).predict(module, twenty_batches())
+    assert len(runs) == 1  # what begins a run of another Trainer
     runs.clear()
     module.layers[4].register_forward_hook(lambda module, args, output: output + 1)
     run.predict(module, twenty_batches())

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.step.guards.notes import NOTES
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.optimizers.captured import AS_TRACED, as_if_compiled
 from torch_compat.step.optimizers.param_group import (
@@ -341,7 +342,7 @@ def _step(step: Callable[..., Any], stepped: Callable[[], None], closure: Any = 
     """``optimizer.step(closure)``, with torch's own optimizers as they are under ``torch.compile``; not so the closure."""
     given = () if closure is None else (functools.partial(_outside, closure),)
     with as_if_compiled():
-        result = step(*given, **kwargs)
+        result = NOTES.call(step)(*given, **kwargs)  # what it reads and changes is followed, as of what a step calls itself
     stepped()
     return result
 
