@@ -140,14 +140,21 @@ def data_parallel_size(mesh: Mesh) -> int:
 
 def batch_axes(mesh: Mesh) -> tuple[str, ...]:
     """The mesh's axes over which dim 0 of a batch is split; inside of a stage those of its devices."""
-    taken = jax.sharding.get_abstract_mesh().manual_axes
+    around = _around_in_a_stage()
+    taken = () if around is None else around.manual_axes
     return tuple(axis for axis in DATA_AXES if axis in mesh.shape and axis not in taken)
 
 
 def mesh_here(mesh: Mesh) -> Mesh | AbstractMesh:
     """``mesh`` as shardings and ``shard_map`` take it where this is called: inside of a stage the axes that are left of it."""
+    around = _around_in_a_stage()
+    return mesh if around is None else around
+
+
+def _around_in_a_stage() -> AbstractMesh | None:
+    """The mesh around code inside of a stage; None elsewhere, also where another ``shard_map`` has axes by hand."""
     around = jax.sharding.get_abstract_mesh()
-    return around if around.manual_axes else mesh
+    return around if STAGE_AXIS in around.manual_axes else None
 
 
 def stages(mesh: Mesh) -> int:
