@@ -34,7 +34,7 @@ from torch_compat.step.guards.locations import (
     is_variable,
 )
 from torch_compat.step.guards.one_shot_objects import is_consumed, is_iterator, refuse
-from torch_compat.step.guards.origins import is_library, is_noted, is_third_party
+from torch_compat.step.guards.origins import is_house, is_library, is_noted, is_third_party
 from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.host_future import HostFuture
@@ -193,7 +193,7 @@ class NotedPlaces:
             if location.key in staying:
                 self._kept_changes[location.key] = location
                 self._guards.discard(location.key)
-        again = [_redo(location, whole, streams) for location, _ in made]
+        again = [_redo(location, whole, streams) if attended else None for location, _ in made]
         for (location, kept), redo in zip(made, again, strict=True):
             location.restore(kept)
             changes.append(replace(self._change(location), redo=redo))
@@ -330,7 +330,9 @@ def _holds_of_the_step(value: Any) -> bool:
         if id(one) in met or isinstance(one, PLAIN):
             continue
         met[id(one)] = one
-        if isinstance(one, torch.Tensor | type | types.ModuleType | torch.nn.Module):
+        if isinstance(one, torch.Tensor | type | types.ModuleType | torch.nn.Module | torch.optim.Optimizer):
+            continue
+        if is_house(type(one).__module__):  # a Trainer, whose members answer for the run; a look may be a read
             continue
         todo += inside(one)
         if isinstance(one, types.FunctionType):
