@@ -272,7 +272,8 @@ def stack_sharding(sharding: Any, count: int) -> Any:
 def _of_member(stack: jax.Array) -> NamedSharding:
     """The sharding of a stack's member; what lay on one stage is split over all by its largest whole dim, where that divides."""
     sharding: Any = stack.sharding
-    spec = [*sharding.spec[1:], *[None] * (stack.ndim - len(sharding.spec))]
+    named = sharding.spec[1:]
+    spec = [*named, *[None] * (stack.ndim - 1 - len(named))]
     if _is_by_stage(sharding):
         stages, shape = sharding.mesh.shape[STAGE_AXIS], stack.shape[1:]
         whole = [dim for dim, axes in enumerate(spec) if axes is None and shape[dim] % stages == 0]
