@@ -258,7 +258,16 @@ class ProgramCache:
                 raise
             self._captures.stop_attending(name)
             raise step.reason from step.reason.__cause__
-        variant.runs = step.count(variant.program)
+        try:
+            if variant.step.scalars.assumed:  # where the program finds another outcome, this run has done the wrong thing
+                raise step.reason from step.reason.__cause__
+            variant.runs = step.count(variant.program)
+        except BridgeError:
+            if variant.take_back is not None:  # the eager step draws itself
+                variant.take_back()
+            self._captures.stop_attending(name)
+            raise
+        variant.take_back = None
         if variant.runs == 0:
             self._count(name, True, variant.compiled)
         return variant
@@ -290,13 +299,14 @@ class ProgramCache:
             built = buckets.note_built(padding, build(padding.bucket.step, padding.bucket.batch))
             step = padding.bucket.audited(step)
         self._guards.skip_own(name, step.effects, self._changed)
+        take_back = None
         if step.scalars.draws:
             take_back = step.scalars.draws.try_out(host_values.numbers)
             if host_values.assumptions is not None:
                 host_values.assumptions.take_back = take_back
         branches = step.scalars.branch_on_draws(host_values)
         variant = CachedProgram(step, second=second, branches_on_draws=branches, padding=padding, **built._asdict())
-        variant.block = block_of(variant.program)
+        variant.block, variant.take_back = block_of(variant.program), take_back
         variant.rebound = step.effects.attributes(rebound=True)
         if step.effects.fill_containers:
             self._deciding.setdefault(name, {}).update(dict.fromkeys(self._guards.deciding(name, step.effects)))

@@ -105,7 +105,8 @@ def test_predicted_memory_is_what_a_run_of_the_same_mesh_takes(
         assert report.collectives["tensor"]  # of the hidden layer, whose features are split
         return
     with pytest.warns(
-        UserWarning, match=r"planned for cpu:8:(?s:.*)global_batch_rows: planned 64, now 32(?s:.*)the program: its StableHLO"
+        UserWarning,
+        match=r"differs from the plan (?s:.*) for cpu:8:(?s:.*)global_batch_rows: planned 64, now 32(?s:.*)the program: its StableHLO",
     ):
         trainer(strategy=strategy, devices=8).fit(Classifier(), loader(batch_size=4))
     kinds = report.collectives["fsdp" if strategy == "fsdp" else "data"]

@@ -97,6 +97,7 @@ class CachedProgram:
         block: of its temporaries, where it is kept from run to run.
         outdated: whether tensors of ``constants`` have other values now.
         held_at: when its outcomes were last the true ones; 0: never.
+        take_back: takes back the draws that were made with its capture.
         followed: by the program whose outcomes were those of the next step, how often, of late more than long ago.
     """
 
@@ -114,6 +115,7 @@ class CachedProgram:
     block: Block | None = None
     outdated: bool = False
     held_at: int = 0
+    take_back: Callable[[], None] | None = None
     followed: dict[CachedProgram, float] = field(default_factory=dict, repr=False)
 
     def arrays(self, batch: PlacedBatch) -> list[Any]:
