@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from basics import Regression, regression_data
-from recording import Run, case
+from recording import Run, case, main
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -322,3 +322,7 @@ def steps_that_ask_the_trainer_for_what_a_call_gave_it(run: Run) -> None:
     trainer.callbacks.append(pl.Callback())
     calls.look(trainer, "a callback")
     calls.finish(trainer)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import calls_again  # noqa: F401
 import evaluation_again  # noqa: F401
 import lightning.pytorch as pl
 import torch

@@ -106,7 +106,7 @@ def test_predicted_memory_is_what_a_run_of_the_same_mesh_takes(
         return
     with pytest.warns(
         UserWarning,
-        match=r"differs from the plan (?s:.*) for cpu:8:(?s:.*)global_batch_rows: planned 64, now 32(?s:.*)the program: its StableHLO",
+        match=r"(?s)differs from the plan .* for cpu:8:.*global_batch_rows: planned 64, now 32.*the program: its StableHLO",
     ):
         trainer(strategy=strategy, devices=8).fit(Classifier(), loader(batch_size=4))
     kinds = report.collectives["fsdp" if strategy == "fsdp" else "data"]

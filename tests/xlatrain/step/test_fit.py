@@ -141,7 +141,7 @@ def test_what_only_the_trainer_has_is_refused_by_name() -> None:
         fit(make=WithLoader)
     with pytest.raises(RuntimeError, match=r"Asks\.trainer: xlatrain.fit has no Trainer"):
         fit(make=Asks)
-    with pytest.raises(TypeError, match="make_module is a Net; expected a function of nnx.Rngs that makes one"):
+    with pytest.raises(TypeError, match=r"make_module is a Net; expected a function of nnx\.Rngs that makes one"):
         fit(make=Net(nnx.Rngs(0)))
     with pytest.raises(ValueError, match="give max_epochs, max_steps or both"):
         fit(max_epochs=None)
