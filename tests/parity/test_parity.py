@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.timeout(3 * PROC
 MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
 
 # Scripts about what happens in Python around a step, the same on any mesh: on one device alone.
-ABOUT_THE_HOST = ("cli", "plugins", "surroundings", "ways_of_a_step")
+ABOUT_THE_HOST = ("calls_again", "cli", "plugins", "surroundings", "ways_of_a_step")
 SCRIPTS = [
     (script, one) for script in script_names() for one in MESH_BACKENDS if one == ONE_DEVICE or script not in ABOUT_THE_HOST
 ]
