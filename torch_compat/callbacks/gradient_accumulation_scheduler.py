@@ -59,7 +59,7 @@ class GradientAccumulationScheduler(Callback):
         if not pl_module.automatic_optimization:
             raise RuntimeError(
                 "Automatic gradient accumulation and the `GradientAccumulationScheduler` is not supported for manual "
-                "optimization, where the module steps when it wants to: remove the callback, or set `automatic_optimization`."
+                "optimization, where the module itself steps: remove the callback, or set `automatic_optimization = True`."
             )
         if trainer.accumulate_grad_batches != 1:
             raise ValueError(

@@ -144,8 +144,8 @@ class MeshStepRunner:
                 except BridgeError as error:
                     if self._carried.add(step.name, error.carried):
                         variants.carry(step.name, error.carried)
-                    elif not variants.attend(step.name, error):
-                        raise
+                    elif self._forms.layout.processes > 1 or not variants.attend(step.name, error):
+                        raise  # what each process does on its host need not lead them all to one program
                     continue
                 args = step.arguments(program)
                 self._make_room(program)

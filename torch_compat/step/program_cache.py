@@ -212,6 +212,7 @@ class ProgramCache:
                 if error.stored is not None:
                     error.carried = self._stored(name, error.stored)
                 raise
+        variant.take_back = None
         compiled = not any(one.program is variant.program for one in self._all(lambda key: True))
         state = self._guards.state(name)
         variants = self._variants.setdefault((fixed, self._guards.key(name)), {}).setdefault(state, [])
