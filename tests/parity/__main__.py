@@ -11,6 +11,7 @@ from tests.parity.harness import (
     EIGHT_DEVICES,
     FULLY_SHARDED,
     ONE_DEVICE,
+    ONE_GPU,
     STOCK,
     TWO_PROCESSES,
     Backend,
@@ -21,7 +22,7 @@ from tests.parity.harness import (
     tolerance_of,
 )
 
-BACKENDS = {"one": ONE_DEVICE, "eight": EIGHT_DEVICES, "fsdp": FULLY_SHARDED, "processes": TWO_PROCESSES}
+BACKENDS = {"one": ONE_DEVICE, "eight": EIGHT_DEVICES, "fsdp": FULLY_SHARDED, "processes": TWO_PROCESSES, "gpu": ONE_GPU}
 
 
 def report_case(runs: ScriptRuns, backend: Backend, case: str, limit: int) -> bool:

@@ -28,6 +28,7 @@ class Backend:
     devices: int
     strategy: str = "auto"
     nodes: int = 1
+    accelerator: str = "cpu"
 
     @property
     def is_stock(self) -> bool:
@@ -43,6 +44,7 @@ EIGHT_DEVICES = Backend("eight devices", ("-m", "torch_compat"), 8)
 TWO_PROCESSES = Backend("two processes", ("-m", "torch_compat"), devices=4, nodes=2)
 STOCK_ON_ONE_DEVICE = Backend("the Trainer of stock on one device", (), 1, "xlatrain.lightning")
 STOCK_ON_FOUR_DEVICES = Backend("the Trainer of stock on four devices", (), 4, "xlatrain.lightning")
+ONE_GPU = Backend("one GPU", ("-m", "torch_compat"), 1, accelerator="gpu")
 FULLY_SHARDED = Backend("fully sharded", ("-m", "torch_compat"), 8, "fsdp")
 
 
@@ -154,6 +156,7 @@ class ScriptRuns:
             return
         command = [*backend.prefix, str(SCRIPTS / f"{self.script}.py"), "--cases", *self.cases]
         command += ["--devices", str(backend.devices), "--nodes", str(backend.nodes), "--strategy", backend.strategy]
+        command += ["--accelerator", backend.accelerator]
         command += ["--out", str(self._folder(backend)), "--initial", str(self.folder / "initial")]
         environment = self._environment(backend)
         if backend.nodes > 1:
@@ -167,6 +170,8 @@ class ScriptRuns:
 
     def _environment(self, backend: Backend) -> dict[str, str]:
         environment = compiling.environment(quickly=backend != ONE_DEVICE or self.script not in ABOUT_NUMBERS)
+        if backend.accelerator == "gpu":
+            environment = {**compiling.environment(quickly=False), "JAX_PLATFORMS": "cuda,cpu"}
         environment.update(PYTHONPATH=str(SCRIPTS), PYTHONWARNINGS="ignore", XLATRAIN_REPORT=str(self._report(backend)))
         return environment
 

@@ -41,6 +41,7 @@ class Run:
         self.devices: int = args.devices
         self.nodes: int = args.nodes
         self.strategy: str = args.strategy
+        self.accelerator: str = args.accelerator
         self.root = Path(args.out) / name
         self.root.mkdir(parents=True, exist_ok=True)
         self.initial_file = Path(args.initial) / f"{name}.pt"
@@ -65,7 +66,7 @@ class Run:
 
     def trainer(self, *, callbacks: list[pl.Callback] | None = None, **options: Any) -> pl.Trainer:
         defaults: dict[str, Any] = {
-            "accelerator": "cpu",
+            "accelerator": self.accelerator,
             "devices": self.devices,
             "num_nodes": self.nodes,
             "strategy": self.strategy,
@@ -206,6 +207,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1, help="per node")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--strategy", default="auto")
+    parser.add_argument("--accelerator", default="cpu")
     parser.add_argument("--out", required=True)
     parser.add_argument("--initial", required=True, help="folder of the shared initial weights")
     parser.add_argument("--cases", nargs="*", help="default: those of the script itself, not of what it imports")
