@@ -9,6 +9,7 @@ import io
 import os
 import random
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -335,6 +336,33 @@ def leaves_what_no_record_stands_for(run: Run) -> None:
 
     weighted(run, weight)
     run.note("left", [lines.getvalue(), view[0], held, type(below).__name__, random_numbers.random()])
+
+
+@case
+def leaves_memory_and_an_order(run: Run) -> None:
+    """What the step writes past torch, and the order of entries, are there for the next batch and not for this one."""
+    shared, ordered = torch.from_numpy(np.ones(1, "f4")), OrderedDict(a=0.5, b=1.5)
+
+    def weight(model: Any, loss: Tensor) -> Tensor:
+        found = shared.sum() + next(iter(list(ordered.values())))
+        shared.numpy()[0] = 1.0 + model.trainer.global_step % 2
+        ordered.move_to_end(min(ordered, key=lambda name: ordered[name]), last=model.trainer.global_step % 2 == 0)
+        return found
+
+    weighted(run, weight)
+    run.note("left", [shared.tolist(), list(ordered)])
+
+
+@case
+def fills_an_ordered_dict(run: Run) -> None:
+    made = OrderedDict(a=1.0)
+
+    def weight(model: Any, loss: Tensor) -> float:
+        made["last"] = float(model.trainer.global_step)
+        return 1.0 + len(made)
+
+    weighted(run, weight)
+    run.note("left", list(made.items()))
 
 
 @case

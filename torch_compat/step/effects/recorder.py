@@ -22,6 +22,7 @@ from torch_compat.step.host.calls import is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values import policy
+from torch_compat.step.values.dict_contents import put_entries, put_in_order
 from torch_compat.step.values.generators import same_state, set_state, state_of, use_of
 from torch_compat.step.values.marks import PLAIN, holds_the_same, look, same, slots
 from torch_compat.step.values.user_objects import attributes_of, is_user_class, is_user_object
@@ -148,7 +149,8 @@ class Recording:
     _streams: list[tuple[ObjectPath, Any, Any]] = field(default_factory=list)
     _arrays: list[tuple[ObjectPath, np.ndarray, np.ndarray]] = field(default_factory=list)
     _left: list[Callable[[], None]] = field(default_factory=list)
-    _on_disk: bool = False
+    _once: bool = False  # what one run has left cannot be left once more
+    _reordered: list[str] = field(default_factory=list)
     _drawn: list[str] = field(default_factory=list)
     _overwritten: list[str] = field(default_factory=list)
     _written: set[tuple[int, str]] = field(default_factory=set)
@@ -227,7 +229,7 @@ class Recording:
                 set_state(generator, before)
                 self._drawn.append(use_of(generator, str(place)))
                 self._left.append(functools.partial(set_state, generator, after))
-                self._on_disk = self._on_disk or type(after) is int
+                self._once = self._once or type(after) is int  # a file on disk
         for place, array, before in self._arrays:
             if not holds_the_same(array, before):
                 self._left.append(functools.partial(np.copyto, array, array.copy()))
@@ -294,10 +296,19 @@ class Recording:
                 if key not in seen.held:
                     self._made.add((seen.place, key))
         self._changes += [(f"del{kind}", seen.place, key, None) for key in seen.held if key not in now]
-        if now.keys() != seen.held.keys() or any(now[key] is not seen.held[key] for key in now):
-            for key in [key for key in holder if key not in seen.held and (kind == "item" or key not in _MODULE_INTERNALS)]:
-                dict.__delitem__(holder, key)
-            dict.update(holder, seen.held)  # a Counter's own update adds
+        stayed = [key for key in now if key in seen.held]
+        reordered = kind == "item" and stayed != [key for key in seen.held if key in now]
+        if reordered:
+            self._reordered.append(str(seen.place))
+            self._left.append(functools.partial(put_in_order, holder, stayed))
+            self._once = self._once or list(now)[: len(stayed)] != stayed  # what is new comes after them
+        if reordered or now.keys() != seen.held.keys() or any(now[key] is not seen.held[key] for key in now):
+            if kind == "item":
+                put_entries(holder, seen.held)
+                return
+            for key in [key for key in holder if key not in seen.held and key not in _MODULE_INTERNALS]:
+                del holder[key]
+            holder.update(seen.held)
 
     def effects(self, template: Callable[[Any], Any]) -> Effects:
         """The changes, with the tensors of this capture made outputs of the step by ``template``.
@@ -312,6 +323,11 @@ class Recording:
                 f"the step writes to the numpy array {self._overwritten[0]}, which a compiled step would do only once. Keep it "
                 "in a buffer (self.register_buffer), or write to it in a hook such as on_train_batch_end"
             )
+        if self._reordered:
+            refusal = (
+                f"the step changes the order of the entries of {self._reordered[0]}, which a compiled step would do only once. "
+                "Do it in a hook such as on_train_batch_end"
+            )
         if self._registered:
             raise CaptureError(
                 f"the step registers a hook on {self._registered[0]}, or removes one, and leaves it so, which a compiled step "
@@ -323,7 +339,7 @@ class Recording:
                 "torch (torch.rand, …) in the step, or do it in a hook or in the dataset"
             )
         records = tuple(self._record(*change, template) for change in self._changes)
-        return Effects(records, () if self._on_disk else tuple(self._left), refusal)
+        return Effects(records, () if self._once else tuple(self._left), refusal)
 
     def _record(self, kind: str, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Record:
         made = (place, key) in self._made

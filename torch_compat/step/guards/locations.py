@@ -8,7 +8,7 @@ import ctypes
 import operator
 import os
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, MutableMapping
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from torch_compat.step.values import policy
+from torch_compat.step.values.dict_contents import drop_entries, put_entries, set_entry
 from torch_compat.step.values.generators import same_state, set_state, state_of
 from torch_compat.step.values.marks import PLAIN, contents, holds_the_same, inside, mark, of_result, slots
 from torch_compat.step.values.names import MISSING
@@ -87,10 +88,10 @@ class Entry(Location):
     def restore(self, kept: Any) -> None:
         if not isinstance(self.owner, dict):
             return
-        if kept is MISSING:
-            dict.pop(self.owner, self.name, None)
-        else:
-            dict.__setitem__(self.owner, self.name, kept)
+        if kept is not MISSING:
+            set_entry(self.owner, self.name, kept)
+        elif self.name in dict.keys(self.owner):
+            drop_entries(self.owner, [self.name])
 
 
 class Item(Location):
@@ -208,6 +209,8 @@ def _copy(holder: Any) -> Any:
         return holder[:]
     if isinstance(holder, _IN_MEMORY):
         return memoryview(holder).tobytes()
+    if isinstance(holder, OrderedDict):  # which dict.copy would not see in its order
+        return dict(OrderedDict.items(holder))
     kinds: tuple[Any, ...] = (dict, list, set, deque, bytearray, np.ndarray)
     found = next((kind.copy(holder) for kind in kinds if isinstance(holder, kind)), None)  # a subclass's may differ
     return holder if isinstance(holder, tuple) else found
@@ -224,9 +227,7 @@ def put_back(holder: Any, copy: Any) -> None:
         with contextlib.suppress(TypeError, ValueError):  # read-only, or not in one piece
             memoryview(holder).cast("B")[:] = copy
     elif isinstance(holder, dict):
-        for key in [key for key in holder if key not in copy]:
-            dict.__delitem__(holder, key)
-        dict.update(holder, copy)  # a Counter's own update adds
+        put_entries(holder, copy)
     else:
         holder.clear()
         (holder.update if isinstance(holder, set) else holder.extend)(copy)
@@ -442,13 +443,20 @@ class Values(Location):
     kind = "values"
 
     def now(self) -> Hashable:
+        return (self.owner._version, tuple(self.owner.shape), str(self.owner.dtype), self.keep())
+
+    def keep(self) -> bytes:
+        """The values, of a tensor that is compared by them; nothing of others."""
         tensor = self.owner
         size = tensor.numel() * tensor.element_size()
         # Of a storage that may not be resized, another (an array of NumPy's) may write to the memory, past the version.
         most = _FEW if tensor.untyped_storage().resizable() else policy.BYTES
         small = 0 < size <= most and tensor.is_contiguous() and tensor.device.type == "cpu"
-        values = ctypes.string_at(tensor.data_ptr(), size) if small else b""  # without an op, which a capture would see
-        return (tensor._version, tuple(tensor.shape), str(tensor.dtype), values)
+        return ctypes.string_at(tensor.data_ptr(), size) if small else b""  # without an op, which a capture would see
+
+    def restore(self, kept: Any) -> None:
+        if len(kept) == self.owner.numel() * self.owner.element_size():
+            ctypes.memmove(self.owner.data_ptr(), kept, len(kept))
 
 
 def is_memory(descriptor: Any) -> bool:

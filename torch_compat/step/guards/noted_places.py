@@ -30,6 +30,7 @@ from torch_compat.step.guards.locations import (
     Member,
     Opaque,
     Stream,
+    Values,
     Variable,
     is_variable,
 )
@@ -316,7 +317,7 @@ def _redo(location: Location, whole: Collection[int], streams: Collection[int]) 
 def _nothing() -> None: ...
 
 
-_PUT = (Attribute, Contents, Entry, Kind, Lookup, Stream, Variable)
+_PUT = (Attribute, Contents, Entry, Kind, Lookup, Stream, Values, Variable)
 _MOST = 2000  # objects in what is put
 
 
