@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,10 +18,20 @@ def describe() -> dict[str, str]:
         "cpu": cpu_name(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        **gpus(),
         "system": platform.system(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "jax", "jaxlib", "optax", "lightning")},
     }
+
+
+def gpus() -> dict[str, str]:
+    """The GPUs that NVIDIA's driver knows, with their memory and its version; nothing where there is none."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    if shutil.which(command[0]) is None:
+        return {}
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.strip().splitlines()
+    return {"gpu": "; ".join(found)} if found else {}
 
 
 def cpu_name() -> str:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.xlatrain.bridge._compare import as_host, assert_matches_eager, assert_same, floats, run_captured, with_gradients
+from xlatrain.bridge.capture.decompositions.grouped_matmul import grouped_matmul_decompositions
 
 Cases = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
 
@@ -99,3 +100,11 @@ def test_grouped_mm(case: str) -> None:
 
     expected = as_host(with_gradients(by_hand)(a, b))
     assert_same(run_captured(with_gradients(grouped), a, b), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_library_whose_grouped_product_has_no_backward_op() -> None:
+    """transformers before 5.23: its forward op alone is decomposed, and no step fails for the other one."""
+    library = torch.library.Library("xlatrain_test_experts", "DEF")
+    library.define("grouped_mm_fallback(Tensor a, Tensor b, Tensor offs) -> Tensor")
+    ops = torch.ops.xlatrain_test_experts
+    assert set(grouped_matmul_decompositions(ops)) == {torch.ops.aten._grouped_mm.default, ops.grouped_mm_fallback.default}

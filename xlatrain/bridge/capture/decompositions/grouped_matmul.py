@@ -53,11 +53,12 @@ def _experts_backward(
     return grouped_mm(grad, b.mT, offs), grouped_mm(a.mT, grad, offs)
 
 
-def grouped_matmul_decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """Decompositions of torch's op and, once transformers is imported, of its fallback."""
+def grouped_matmul_decompositions(
+    library: torch._ops._OpNamespace = torch.ops.transformers,
+) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """Decompositions of torch's op and, once transformers is imported, of its fallback; before 5.23 that had no backward op."""
     table: dict[torch._ops.OpOverload, Callable[..., Any]] = {torch.ops.aten._grouped_mm.default: grouped_mm}
-    library = torch.ops.transformers
-    if hasattr(library, "grouped_mm_fallback"):
-        table[library.grouped_mm_fallback.default] = grouped_mm
-        table[library.grouped_mm_fallback_backward.default] = _experts_backward
+    for name, function in (("grouped_mm_fallback", grouped_mm), ("grouped_mm_fallback_backward", _experts_backward)):
+        if hasattr(library, name):
+            table[getattr(library, name).default] = function
     return table
