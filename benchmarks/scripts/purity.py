@@ -53,7 +53,7 @@ class Changing(Reading):
 def seconds_of(model: pl.LightningModule, steps: int) -> list[float]:
     """Seconds that each step spent on finding its variant."""
     times: list[float] = []
-    lookup = ProgramCache.lookup_or_capture
+    lookup = ProgramCache.program
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
@@ -61,12 +61,12 @@ def seconds_of(model: pl.LightningModule, steps: int) -> list[float]:
         times.append(time.perf_counter() - began)
         return found
 
-    ProgramCache.lookup_or_capture = timed  # pyright: ignore[reportAttributeAccessIssue]
+    ProgramCache.program = timed  # pyright: ignore[reportAttributeAccessIssue]
     try:
         data = TensorDataset(torch.randn(8 * steps, 32), torch.randn(8 * steps, 2))
         quiet_trainer(max_epochs=1).fit(model, DataLoader(data, batch_size=8))
     finally:
-        ProgramCache.lookup_or_capture = lookup
+        ProgramCache.program = lookup
     return times
 
 

@@ -29,6 +29,7 @@ from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.outcome import Filler
 from torch_compat.step.placed_batch import PlacedBatch
+from torch_compat.step.program_cache import Wanted
 from torch_compat.step.programs import evaluation_program, in_matmul_precision
 from torch_compat.step.step_services import StepServices
 from xlatrain.bridge.errors import CaptureError
@@ -197,7 +198,7 @@ class FabricSteps(MeshStepRunner):
             return Built(evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False))
 
         spec = self.spec(call_body(one.call.wanted), one.batch, one.call.user)
-        return self._variants.lookup_or_capture(name, one.facts, one.batch, one.host, spec, build)
+        return self._variants.program(Wanted(name, one.facts, one.batch, one.host, spec, build))
 
     def _backward_variant(self, one: _PlacedCall, forward: CapturedStep) -> CachedProgram:
         def inputs(host_values: HostValues) -> StepInputs:
@@ -212,7 +213,7 @@ class FabricSteps(MeshStepRunner):
 
         spec = self.spec(call_backward_body(one.call.wanted), one.batch, one.call.user)
         spec = dataclasses.replace(spec, inputs=inputs)
-        return self._variants.lookup_or_capture(one.names.backward, one.facts, one.batch, one.host, spec, build)
+        return self._variants.program(Wanted(one.names.backward, one.facts, one.batch, one.host, spec, build))
 
     def _backward_program(self, step: CapturedStep, batch: PlacedBatch, split: Sequence[bool]) -> Callable[..., Any]:
         """``(params, buffers, raw key, draws, arrays, scalars) -> (grads, outputs)``, jitted.

@@ -30,6 +30,7 @@ from torch_compat.step.outcome import Filler, StepOutcome
 from torch_compat.step.placed_batch import BatchForms, PlacedBatch
 from torch_compat.step.planned import Planned
 from torch_compat.step.program_builder import ProgramBuilder
+from torch_compat.step.program_cache import Wanted
 from torch_compat.step.step_services import StepServices
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.errors import BridgeError
@@ -138,8 +139,8 @@ class MeshStepRunner:
             while True:
                 step.batch = self._carried.beside(step.name, batch)
                 try:
-                    program = variants.lookup_or_capture(
-                        step.name, step.static, step.batch, host_values, step.spec, step.build, may_pad=True
+                    program = variants.program(
+                        Wanted(step.name, step.static, step.batch, host_values, step.spec, step.build, may_pad=True)
                     )
                 except BridgeError as error:
                     if self._carried.add(step.name, error.carried):

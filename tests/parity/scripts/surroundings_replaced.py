@@ -103,6 +103,23 @@ def functions_replaced(run: Run) -> None:
 
 
 @case
+def changed_for_some_batches(run: Run) -> None:
+    """The first step after the change does not read it."""
+    weights = {"odd": 1.0}
+
+    class OfSome(Parts):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch)
+            return loss * weights["odd"] if batch_idx % 2 == 1 else loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                weights["odd"] = 3.0
+
+    run.fit(OfSome(), run.trainer(max_epochs=1), run.loader(*regression_data(16 * 8)))
+
+
+@case
 def written_past_setattr(run: Run) -> None:
     second: Any = None
 

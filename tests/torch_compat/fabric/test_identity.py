@@ -179,7 +179,7 @@ def test_programs_go_with_the_function_that_they_belong_to() -> None:
     for step in (first, second, first, second, second):
         step(X)
     assert [len(log) for log in logs] == [2, 3]
-    variants = fabric._model.steps._variants._variants
+    variants = fabric._model.steps._variants._steps
     assert len(variants) >= 2
     del first, second, step
     gc.collect()

@@ -20,13 +20,13 @@ from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from torch_compat.step.placed_batch import BatchForms
-from torch_compat.step.program_cache import ProgramCache
+from torch_compat.step.program_cache import ProgramCache, Wanted
 from xlatrain.mesh.data import BatchPlacer
 from xlatrain.mesh.mesh import make_mesh
 from xlatrain.mesh.sharding import ShardingRules
 
 NAME = "validation_step"
-SCALE = {"outside": 1.0}
+SCALE = {"outside": 1.0, "odd": 2.0}
 
 
 class Net(torch.nn.Module):
@@ -41,7 +41,7 @@ class Net(torch.nn.Module):
     def validation_step(self, batch: Tensor, batch_idx: Any) -> Any:
         found = self.layer(batch) * SCALE["outside"]
         if batch_idx % 2 == 1:
-            found = found * 2
+            found = found * SCALE["odd"]
         return found.sum() if self.mode == "sum" else found.mean()
 
 
@@ -82,7 +82,7 @@ class Cache:
 
         spec = StepSpec(self.module, self.recorder, context, evaluation_body, inputs, grad=False)
         host_values = HostValues(HostNumbers({"batch_idx": batch_idx}))
-        found = self.programs.lookup_or_capture(NAME, (), batch, host_values, spec, build)
+        found = self.programs.program(Wanted(NAME, (), batch, host_values, spec, build))
         found.runs += 1
         return found
 
@@ -125,6 +125,20 @@ def test_what_was_changed_for_nothing_makes_no_program(cache: Cache) -> None:
         assert cache.lookup(0) is first and cache.built == 1
     finally:
         del SCALE["unread"]
+
+
+def test_a_change_is_asked_of_each_program() -> None:
+    cache = Cache()
+    with cache.programs.following():
+        first, odd = cache.lookup(0), cache.lookup(1)
+        SCALE["odd"] = 3.0
+        try:
+            assert cache.lookup(0) is first  # which does not read it
+            changed = cache.lookup(1)
+            assert changed is not odd
+        finally:
+            SCALE["odd"] = 2.0
+        assert cache.lookup(1) is odd and cache.built == 3
 
 
 def test_frozen_parameters_are_another_program(cache: Cache) -> None:

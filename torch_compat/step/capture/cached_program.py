@@ -89,15 +89,18 @@ class CachedProgram:
         program: the jitted function.
         runs: how often it has run.
         second: whether it replaced a program of the step's first run, which does something once only (it makes a list, say).
+        audited: after how many runs its Python has last done the same once more.
         constants: tensors from outside of the step whose values are part of the graph.
-        outlines: outline of the containers that the step depends on → whether the step does the same with them.
+        rebound: ``(owner, attribute)`` of what the step assigns anew.
+        states: state of what the step reads outside of the module → whether its Python does the same in it.
+        outlines: outline of the containers that the step depends on → whether its Python does the same with them.
         branches_on_draws: whether a guard depends on the step's random draws, so that it holds or not only after them.
         compiled, stacking: see :class:`Built`.
         padding: how it takes the batch, where its program is that of a bucket.
         block: of its temporaries, where it is kept from run to run.
         outdated: whether tensors of ``constants`` have other values now.
         held_at: when its outcomes were last the true ones; 0: never.
-        take_back: takes back the draws that were made with its capture.
+        taken_over: whether it is of an earlier run, and this one has not used it yet.
         followed: by the program whose outcomes were those of the next step, how often, of late more than long ago.
     """
 
@@ -105,8 +108,10 @@ class CachedProgram:
     program: Callable[..., Any]
     runs: int = 0
     second: bool = False
+    audited: int = 0
     constants: list[BakedTensor] = field(default_factory=list)
     rebound: frozenset[tuple[str, str]] = frozenset()
+    states: dict[int, bool] = field(default_factory=dict)
     outlines: dict[Hashable, bool] = field(default_factory=dict)
     branches_on_draws: bool = False
     compiled: bool = False
@@ -115,7 +120,7 @@ class CachedProgram:
     block: Block | None = None
     outdated: bool = False
     held_at: int = 0
-    take_back: Callable[[], None] | None = None
+    taken_over: bool = False
     followed: dict[CachedProgram, float] = field(default_factory=dict, repr=False)
 
     def arrays(self, batch: PlacedBatch) -> list[Any]:
@@ -125,28 +130,40 @@ class CachedProgram:
     @property
     def is_due(self) -> bool:
         """Whether its Python shall run once more before its next run; not again where it has in an earlier run of the module."""
-        return self.runs in AUDITED_RUNS and self.runs > self.step.audited
+        return self.runs in AUDITED_RUNS and self.runs > max(self.audited, self.step.audited)
 
     def note_audited(self) -> None:
         """Note that its Python did the same for another batch."""
+        self.audited = self.runs
         if self.step.kept is not None:
             self.step.kept.note_audited((self.step.text, self.step.reads), self.runs)
 
-    def draw(self, host_values: HostValues) -> Callable[[], None] | None:
-        """Make the step's random draws; gives a function that takes them back where that may become necessary."""
-        draws = self.step.scalars.draws
-        if not draws:
-            return None
-        if self.branches_on_draws or self.step.scalars.assumed or self.is_due:
-            return draws.try_out(host_values.numbers)
-        return draws.make(host_values.numbers)
+    def draw(self, host_values: HostValues) -> None:
+        """Make the step's random draws; where it may turn out to be another program's turn, so that they can be taken back."""
+        draws, take_back = self.step.scalars.draws, None
+        if draws:
+            take_back = (draws.try_out if self.step.scalars.assumed else draws.make)(host_values.numbers)
+        if host_values.assumptions is not None:
+            host_values.assumptions.take_back = take_back
 
     def rescan(self) -> None:
         """Compare the tensors in the graph, as a pass over batches begins: they may have changed since the last pass."""
         self.outdated = self.outdated or not all(tensor.is_whole() for tensor in self.constants)
 
     def fits(self, host_values: HostValues, changed: Mapping[str, Any]) -> bool:
-        """Whether the host is as the capture assumed: counters, tensors in the graph, containers that the step fills."""
+        """Whether the host is as the capture assumed: counters, tensors in the graph, containers that the step fills.
+
+        Draws on which that depends are tried out.
+        """
+        if self.branches_on_draws:
+            take_back = self.step.scalars.draws.try_out(host_values.numbers)
+            try:
+                return self._fits(host_values, changed)
+            finally:
+                take_back()
+        return self._fits(host_values, changed)
+
+    def _fits(self, host_values: HostValues, changed: Mapping[str, Any]) -> bool:
         if self.outdated:
             return False
         for tensor in self.constants:

@@ -222,7 +222,7 @@ class _Followed:
     _kept: list[Locations] = field(default_factory=list)  # an id must not be used twice
     _changed: list[Key] = field(default_factory=list)
     _same: int = 0
-    _different: int = 0
+    _different: set[int] = field(default_factory=set)
     _for_nothing: Counter[Key] = field(default_factory=Counter)
     _late: Large | None = None
     _outgrown: Locations | None = None
@@ -284,9 +284,10 @@ class _Followed:
             self._leave_alone(step, changed)
             return
         self._same += same
-        self._different += not same
+        if not same:
+            self._different.add(self.state)
         often = self._same >= _OFTEN and self._same * 8 > self.looks  # refreshing costs more than it is worth then
-        if often or self._different > _OFTEN:
+        if often or len(self._different) > _OFTEN:
             name = self.read[self._changed[0]].text if self._changed else "something outside of the module"
             error = ChangedSurroundingsError(f"{step} reads {name}, which changes all the time. {_ADVICE}")
             error.per_batch = often  # else there would be another program for each batch
