@@ -31,6 +31,7 @@ from torch_compat.step.host.batch_values import AskedValues
 from torch_compat.step.host.functions import recording_host_functions
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.number_functions import taking_host_scalars
+from torch_compat.step.host.regions import slicing_at_drawn_bounds
 from torch_compat.step.host.scalar_plan import SLOTS, ArrayForm
 from torch_compat.step.host.scalars import ScalarTracer, was_written
 from torch_compat.step.host.slots import ResultTemplate
@@ -226,6 +227,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 trace.metrics.recording(),
                 recording_host_functions(trace.calls),
                 taking_host_scalars(),
+                slicing_at_drawn_bounds(),
                 trace.hooks.followed(),
             ):
                 texts = BatchTexts(tracer)

@@ -49,7 +49,8 @@ from torch_compat.step.guards.origins import (
     texts_of,
 )
 from torch_compat.step.host.arrays import HostArray, constructor
-from torch_compat.step.host.host_future import as_float
+from torch_compat.step.host.host_future import as_float, as_int
+from torch_compat.step.host.number_functions import extreme_of
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.marks import has_contents
 from torch_compat.step.values.names import MISSING
@@ -91,10 +92,8 @@ class CalledFunctions:
             return _class_of
         if function is isinstance or function is issubclass:
             return self._asking_class(function)
-        if function is float:
-            return as_float
-        if (made := constructor(function)) is not None:
-            return self._wrapped(made)
+        if (made := self._of_numbers(function)) is not None:
+            return made
         if isinstance(function, torch.nn.Module):
             self._functions.follow_class(kind)
             return function
@@ -113,6 +112,17 @@ class CalledFunctions:
         if owner is not None and not isinstance(owner, types.ModuleType):
             return self._method_in_c(function, owner)
         return self._function_in_c(function)
+
+    def _of_numbers(self, function: Any) -> Any:
+        """The function that takes numbers, or arrays, of the step in place of one of Python's; None for any other function."""
+        if function is float:
+            return as_float
+        if function is int:
+            return as_int
+        if function is min or function is max:
+            return self._taking(extreme_of(function))
+        made = constructor(function)
+        return None if made is None else self._wrapped(made)
 
     def _function_in_c(self, function: Any) -> Any:
         if id(function) in IS_AMBIENT:

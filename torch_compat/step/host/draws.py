@@ -14,7 +14,8 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 from torch_compat.step.host.arrays import HostArray, is_array
+from torch_compat.step.host.host_values import Expression, HostValues
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from torch_compat.step.values.generators import same_state, set_state, state_of
 from xlatrain.bridge.errors import CaptureError, is_user_file, user_line
@@ -48,13 +50,31 @@ class Draw:
     name: str
     form: Any = None
 
-    def make(self) -> Any:
-        value = getattr(self.generator, self.method)(*self.args, **self.kwargs)
+    def make(self, numbers: Any) -> Any:
+        """Draw; ``numbers`` has those of the step that have been drawn before."""
+        args = [_resolved(one, numbers) for one in self.args]
+        kwargs = {name: _resolved(one, numbers) for name, one in self.kwargs.items()}
+        value = getattr(self.generator, self.method)(*args, **kwargs)
         if self.form is not None and _form(value) != self.form:
             raise RuntimeError(f"{self.name} gave {_form(value)} where the step was compiled for {self.form}")
         if is_array(value):
             value.setflags(write=False)
         return value.item() if isinstance(value, np.generic) else value
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """An argument of a draw that is computed from numbers drawn before it."""
+
+    expression: Expression
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _resolved(arg: Any, numbers: Any) -> Any:
+    return arg.expression(HostValues(numbers)) if type(arg) is _Computed else arg
 
 
 class Draws:
@@ -64,10 +84,10 @@ class Draws:
         self._made = tuple(made)
         self._generators = list({id(draw.generator): draw.generator for draw in made if draw.generator is not time}.values())
 
-    def make(self, numbers: dict[str, Any]) -> None:
+    def make(self, numbers: MutableMapping[str, Any]) -> None:
         """Draw, and put the numbers among those of a step."""
         for draw in self._made:
-            numbers[draw.name] = draw.make()
+            numbers[draw.name] = draw.make(numbers)
 
     def try_out(self, numbers: dict[str, Any]) -> Callable[[], None]:
         """Make the draws, see :meth:`make`, and return a function that takes them back."""
@@ -142,7 +162,7 @@ class DrawRecorder:
             args = tuple(_exact(arg) for arg in args)
             kwargs = {key: _exact(arg) for key, arg in kwargs.items()}
             draw = Draw(generator, method, args, kwargs, name)
-            value = draw.make()
+            value = draw.make(self._numbers)
             form = _form(value)
             is_given = form is not None and any(value is one for one in (*args, *kwargs.values()))  # rng.random(out=buffer)
             if is_given or (form is None and type(value) not in (int, float)):
@@ -194,7 +214,7 @@ class DrawRecorder:
         for generator, state in self._before.values():
             set_state(generator, state)
         draws = Draws(self._made)
-        draws.make({})
+        draws.make(ChainMap({}, self._numbers))
         for (generator, _), state in zip(self._before.values(), after, strict=True):
             if not same_state(state_of(generator), state):
                 raise CaptureError(
@@ -236,7 +256,9 @@ def _methods(module: Any, generator: Any) -> list[str]:
 def _exact(value: Any) -> Any:
     if type(value) is HostArray:
         np.asarray(value)  # which refuses
-    return value.item() if type(value) is HostScalar else value
+    if type(value) is not HostScalar:
+        return value
+    return _Computed(*value.deferred()) if value.is_drawn else value.item()
 
 
 def _form(value: Any) -> Any:

@@ -323,6 +323,11 @@ def as_float(*args: Any) -> Any:
     return value.mapped(float) if type(value) is HostScalar else float(*args)
 
 
+def as_int(*args: Any) -> Any:
+    """``int(*args)`` in a captured step: a counter, or a number that is drawn, stays an expression."""
+    return args[0].as_int() if len(args) == 1 and type(args[0]) is HostScalar else int(*args)
+
+
 def _as_float(value: Any) -> Any:
     return value.to(torch.get_default_dtype()) if isinstance(value, torch.Tensor) else float(value)
 

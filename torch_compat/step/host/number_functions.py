@@ -133,3 +133,16 @@ def _as_tensor(data: Any) -> torch.Tensor:
     parts = [_as_tensor(one) for one in data]
     dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
     return torch.stack([part.to(dtype) for part in parts])
+
+
+def extreme_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``min`` or ``max`` in a captured step: of counters and numbers of one type, an expression."""
+
+    def extreme(*args: Any, **kwargs: Any) -> Any:
+        kinds = {one.__class__ for one in args}
+        first = next((one for one in args if type(one) is HostScalar), None)
+        if first is None or kwargs or len(args) < 2 or kinds not in ({int}, {float}):
+            return function(*args, **kwargs)
+        return first.of_several(function, args)
+
+    return extreme

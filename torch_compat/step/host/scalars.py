@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.step.host.holders import HASHED_BY_VALUE, HOLDERS, numbers_in, text_of
 from torch_compat.step.host.host_values import Expression, HostValues
 from torch_compat.step.host.scalar_plan import SLOTS, ArrayForm, ArraysWantedError, Guard, ScalarPlan
 from xlatrain.bridge.capture.recorded.tape import is_written
@@ -75,13 +76,17 @@ class ScalarTracer:
         """Note that ``name`` is another number, or are other numbers, for each step."""
         self._drawn.add(name)
 
+    def is_drawn(self, text: str) -> bool:
+        """Whether an expression has a number in it that is drawn."""
+        return any(name in text for name in self._drawn)
+
     def exact(self, expression: Expression, text: str) -> Any:
         """The value of an expression now, for a use that needs it as it is.
 
         Raises:
             CaptureError: it is a random number, which never comes again.
         """
-        if any(name in text for name in self._drawn):
+        if self.is_drawn(text):
             where = user_line(traceback.extract_stack()) or "the step"
             of_a_clock = any(name in text for name in self._drawn if name.startswith("time."))
             source, instead = "drawn at random", "draw with torch (torch.rand, …)"
@@ -251,30 +256,6 @@ def _unary(name: str, function: Callable[[Any], Any]) -> Any:
     return method
 
 
-_FEW = 8
-"""Entries that a text has one by one."""
-_HOLDERS = frozenset({list, tuple, set, frozenset, dict})
-_HASHED_BY_VALUE = frozenset({int, float, bool, str, bytes, type(None)})
-
-
-def _numbers_in(holder: Any) -> Any:
-    """The entries of a list, tuple, dict or array where all are numbers of one type; None for anything else."""
-    kind = type(holder)
-    if kind is np.ndarray and holder.ndim == 1 and holder.dtype.kind in "fi":
-        return tuple(holder.tolist())
-    if kind is dict and {type(key) for key in holder} <= _HASHED_BY_VALUE:
-        return dict(holder) if {type(one) for one in holder.values()} in ({int}, {float}) else None
-    return tuple(holder) if kind in (list, tuple) and {type(one) for one in holder} in ({int}, {float}) else None
-
-
-def _text_of(entries: Any) -> str:
-    """A text that only these entries have."""
-    if type(entries) is range or len(entries) <= _FEW:
-        return str(sorted(entries, key=repr) if type(entries) is frozenset else entries)
-    parts = frozenset(entries.items()) if type(entries) is dict else entries
-    return f"{len(entries)} entries {hash(parts)}"
-
-
 class HostScalar:
     """A counter of the loop, or an expression over counters, while a step is captured. It passes for an ``int`` or ``float``."""
 
@@ -300,6 +281,24 @@ class HostScalar:
         """The expression ``function(self)``."""
         return _unary(function.__name__, function)(self)
 
+    def of_several(self, function: Callable[..., Any], numbers: tuple[Any, ...]) -> Any:
+        """``function`` of several numbers, this among them."""
+        return self._tracer.computed(function, numbers)
+
+    @property
+    def text(self) -> str:
+        """The expression in words: the same words, the same number in every step."""
+        return self._text
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether it depends on a number that is drawn for each step."""
+        return self._tracer.is_drawn(self._text)
+
+    def as_int(self) -> HostScalar:
+        """The number as ``int()`` gives it."""
+        return self if type(self._value) is int else self.mapped(int)
+
     def deferred(self) -> tuple[Expression, str]:
         """The expression and its text, to be evaluated with the counters of a later step."""
         return self._expression, self._text
@@ -309,14 +308,14 @@ class HostScalar:
 
         As of the other questions about a holder, whoever asks has a guard on what is in it.
         """
-        numbers = _numbers_in(holder) if type(self._value) is int else None
+        numbers = numbers_in(holder) if type(self._value) is int else None
         if numbers is None or not (self.is_in(holder) if type(numbers) is dict else self._counts_into(numbers)):
             return holder[self]  # which raises what Python raises
         return self._looked_up(numbers, numbers.__getitem__)
 
     def get_of(self, holder: dict[Any, Any], default: Any = None) -> Any:
         """``holder.get(self, default)``."""
-        numbers = _numbers_in({**holder, None: default}) if type(self._value) is int else None
+        numbers = numbers_in({**holder, None: default}) if type(self._value) is int else None
         if numbers is None or None in holder:
             return holder[self] if self.is_in(holder) else default
         return self._looked_up(numbers, lambda number: numbers[number if number in numbers else None])
@@ -324,17 +323,17 @@ class HostScalar:
     def is_in(self, holder: Any) -> Any:
         """``self in holder``: a guard on the answer, not on the number."""
         kind = type(holder)
-        if kind is not range and not (kind in _HOLDERS and {type(one) for one in holder} <= _HASHED_BY_VALUE):
+        if kind is not range and not (kind in HOLDERS and {type(one) for one in holder} <= HASHED_BY_VALUE):
             return self in holder
         known, mine = holder if kind is range else frozenset(holder), self._expression
-        return self._tracer.guard(lambda host_values: mine(host_values) in known, f"{self._text} in {_text_of(known)}")
+        return self._tracer.guard(lambda host_values: mine(host_values) in known, f"{self._text} in {text_of(known)}")
 
     def _counts_into(self, numbers: tuple[Any, ...]) -> Any:
         count, mine = len(numbers), self._expression
         return self._tracer.guard(lambda host_values: -count <= mine(host_values) < count, f"{self._text} among {count} entries")
 
     def _looked_up(self, numbers: Any, function: Callable[[Any], Any]) -> HostScalar:
-        mine, text = self._expression, f"{_text_of(numbers)}[{self._text}]"
+        mine, text = self._expression, f"{text_of(numbers)}[{self._text}]"
         return HostScalar(self._tracer, lambda host_values: function(mine(host_values)), text, function(self._value))
 
     @classmethod
