@@ -34,6 +34,7 @@ from torch_compat.step.recompilation import Recompilations
 from torch_compat.step.step_programs import Doubt, Key, StepPrograms, Surroundings
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.tensors.constants import BakedTensor
+from xlatrain.mesh.mesh import platform
 from xlatrain.xla.compilation_cache import block_of, first_run
 
 _OUTLINES = 16
@@ -85,7 +86,7 @@ class ProgramCache:
         self._model = model
         self._changed = changed
         self._guards = StepGuards(model.module, roots, lambda: self._model.find_tensors(), lambda: followed(changed))
-        self._captures = CaptureSession(model.module, self._guards, changed)
+        self._captures = CaptureSession(model.module, self._guards, changed, on_a_gpu=platform(model.mesh) == "gpu")
         self._log = log
         self._tell_compiling = compiling
         self._steps: dict[str, StepPrograms] = {}

@@ -30,6 +30,7 @@ from torch_compat.step.host.scalar_plan import ArrayForm, ArraysWantedError
 from torch_compat.step.metrics.calls import MetricsImportedError
 from torch_compat.step.values.generators import same_state
 from torch_compat.step.values.user_objects import may_be_followed
+from xlatrain.bridge.capture.autocast import as_on_a_gpu
 from xlatrain.bridge.capture.capture import Capture
 from xlatrain.bridge.capture.recorded import is_enabled
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
@@ -79,12 +80,14 @@ class CaptureSession:
         module: whose steps they are.
         guards: follow what a step reads; what it changes outside of the module is taken back.
         changed: name → object whose attributes and contents steps may change; those that a step is seen to change are added.
+        on_a_gpu: the steps will run on one, whose op lists of autocast differ.
 
     Attributes:
         raised: the last exception of the user's own that ended a capture; all that the step had done by then was taken back.
     """
 
-    def __init__(self, module: torch.nn.Module, guards: StepGuards, changed: dict[str, Any]) -> None:
+    def __init__(self, module: torch.nn.Module, guards: StepGuards, changed: dict[str, Any], *, on_a_gpu: bool = False) -> None:
+        self._lists = as_on_a_gpu if on_a_gpu else contextlib.nullcontext
         self._module = module
         self._guards = guards
         self._changed = changed
@@ -248,7 +251,7 @@ class CaptureSession:
         attended, effects = name in self._attended, Effects()
         try:
             precision = matmul_precision(torch.get_float32_matmul_precision())
-            with self._guards.capturing(name, attended=attended) as changed, precision, no_hooks_installed():
+            with self._guards.capturing(name, attended=attended) as changed, precision, self._lists(), no_hooks_installed():
                 inputs = replace(spec.inputs(attempt.host_values), arrays=attempt.arrays)
                 if way is Way.OP_BY_OP and needs_graph(inputs):
                     way = Way.TRACED

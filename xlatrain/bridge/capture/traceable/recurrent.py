@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from xlatrain.bridge.capture.autocast import is_as_on_a_gpu
 from xlatrain.bridge.capture.masked_rows.packed import packed_rows, padded_rows
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.patches import patched
@@ -177,26 +178,29 @@ def _tensors(has_biases: bool, num_layers: int, dropout: float, train: bool, bid
 
 
 def _autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors as autocast casts them: torch runs the whole LSTM, but neither GRU nor RNN, in the lower precision.
-
-    On CPU as on CUDA.
-    """
+    """The tensors as autocast casts them: torch runs all of a recurrence in the lower precision; on a CPU, of LSTMs alone."""
     if not torch.is_autocast_enabled("cpu"):
         return list(tensors)
     dtype = torch.get_autocast_dtype("cpu")
     return [tensor.to(dtype) if tensor.dtype == torch.float32 else tensor for tensor in tensors]
 
 
+def _autocast_on_a_gpu(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return _autocast(*tensors) if is_as_on_a_gpu() else list(tensors)
+
+
 def _scanned(cell: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def recurrent(x: torch.Tensor, *args: Any) -> Any:
         if _is_packed(args) and (found := padded_rows(x, args[0])) is not None:
-            _, h0, *rest = args
-            y, states, _ = _layers(cell, found[0], h0, h0[..., :0], *rest, False, found[1])
+            _, h0, params, *rest = args
+            x, h0, *params = _autocast_on_a_gpu(found[0], h0, *params)
+            y, states, _ = _layers(cell, x, h0, h0[..., :0], params, *rest, False, found[1])
             return packed_rows(y, found[1]), states
         if not _is_plain(args):
             return original(x, *args)
-        h0, *rest = args
-        return _layers(cell, x, h0, h0[..., :0], *rest)[:2]
+        h0, params, *rest = args
+        x, h0, *params = _autocast_on_a_gpu(x, h0, *params)
+        return _layers(cell, x, h0, h0[..., :0], params, *rest)[:2]
 
     return recurrent
 
