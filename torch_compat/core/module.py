@@ -394,6 +394,7 @@ class LightningModule(
         # A module that is copied or sent to another process leaves its run behind.
         state = dict(self.__dict__)
         state["_trainer"] = None
+        state.pop("_kept_steps", None)
         return state
 
 

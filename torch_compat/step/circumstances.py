@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import weakref
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
@@ -10,43 +12,58 @@ import torch
 from torch.overrides import _get_current_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from torch_compat.step.guards.origins import is_house
 from torch_compat.step.kept_graphs import settings
 from torch_compat.step.run_context import RunContext
-from torch_compat.step.values.marks import holds_the_same
+from torch_compat.step.values.marks import Same, contents, mark
 from xlatrain.bridge.jax_function import CallsJax
 
-_OF_ONE_RUN = frozenset({"executor", "run_time", "transfer", "_claims", "_announced", "datamodule", "run_datamodule"})
-"""Attributes of a run that each run makes anew; a data module is among the roots."""
+_OF_ONE_RUN = frozenset(
+    {"executor", "run_time", "transfer", "_claims", "_announced", "datamodule", "run_datamodule", "callbacks"}
+    | {"lr_scheduler_configs", "should_stop", "received_sigterm", "preemption", "_fit_number"}
+    | {"_ckpt_path", "_manages_ckpt_path", "_found_ckpt_path"}
+)
+"""Attributes of a run that each run makes anew; data module and callbacks are among the roots."""
+_BY_CLASS = frozenset({"_loggers", "profiler"})
+"""Those of whose values steps see nothing, unless they ask their run."""
+_DEEP = 4
 
 
 class Circumstances:
     """Everything that steps depend on and no guard compares, since it is the same throughout a run.
 
     That is: the settings of Trainer and strategy; their plugins, callbacks and data module; the module's tensors, with their
-    shapes and dtypes, and the classes of its parts; the settings of the process.
+    shapes and dtypes, and the classes of its parts; the settings of the process. Of callbacks, of the data
+    module and of our own objects only the classes count, so that another Trainer with the same settings is as good: a step that
+    asks for more belongs to one Trainer (:meth:`of_same_objects`).
 
     Args:
         run: as it begins, or at its end.
         roots: of its steps.
+
+    Attributes:
+        leaving: names of the callbacks and the data module among the roots, in whose place another Trainer has its own.
     """
 
     def __init__(self, run: RunContext, roots: Mapping[str, Any]) -> None:
         strategy, module = run.strategy, run.lightning_module
-        self._roots = dict(roots)
+        self.leaving = [name for name in roots if name.startswith(("trainer.callbacks[", "trainer.datamodule"))]
+        self._roots = {name: type(one) if name in self.leaving else one for name, one in roots.items()}
+        self._objects = [weakref.ref(one) for one in (run, *(roots[name] for name in self.leaving))]
         self._process = _process()
         self._mesh, self._rules = strategy.mesh, strategy.sharding_rules(module)
         self._kinds = {path: (child, type(child)) for path, child in module.named_modules(remove_duplicate=False)}
         tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
         self._tensors = {name: (one, tuple(one.shape), one.dtype, one.layout) for name, one in tensors}
         settings = {name: value for name, value in vars(run).items() if name not in _OF_ONE_RUN}
-        owners = [strategy, run.precision_plugin, getattr(strategy, "accelerator", None), *roots.values()]
-        self._owners = [(one, type(one)) for one in owners]
-        self._held = [settings, *(dict(vars(one)) for one in owners[:3] if hasattr(one, "__dict__"))]
-        self._held += [value.copy() for held in self._held for value in held.values() if isinstance(value, list | dict | set)]
-
-    def is_of(self, module: torch.nn.Module) -> bool:
-        """Whether they are those of a run of this module."""
-        return self._roots["self"] is module
+        classes = [type(one) for name in _BY_CLASS for one in _listed(settings.pop(name, None))]
+        plugins = (strategy, run.precision_plugin, getattr(strategy, "accelerator", None))
+        self._settings = (
+            _facts(settings),
+            tuple(classes),
+            *((type(one), _facts(getattr(one, "__dict__", {}))) for one in plugins),
+        )
+        self._classes = [type(one) for one in roots.values()]
 
     def same_as(self, other: Circumstances) -> bool:
         """Whether nothing has changed."""
@@ -54,15 +71,35 @@ class Circumstances:
             self._process == other._process
             and self._mesh is other._mesh
             and self._rules == other._rules
-            and self._roots.keys() == other._roots.keys()
-            and all(self._roots[name] is other._roots[name] for name in self._roots)
+            and list(self._roots) == list(other._roots)
+            and all(map(operator.is_, self._roots.values(), other._roots.values()))
+            and self._classes == other._classes
             and _same_pairs(self._kinds, other._kinds)
             and _same_pairs(self._tensors, other._tensors)
-            and len(self._owners) == len(other._owners)
-            and all(a is b and kind is of for (a, kind), (b, of) in zip(self._owners, other._owners, strict=True))
-            and len(self._held) == len(other._held)
-            and all(map(holds_the_same, other._held, self._held))
+            and self._settings == other._settings
         )
+
+    def of_same_objects(self, other: Circumstances) -> bool:
+        """Whether they are those of one Trainer with the same callbacks."""
+        return all(map(operator.is_, (one() for one in self._objects), (one() for one in other._objects)))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _facts(value: Any, depth: int = 0) -> Hashable:
+    """The part of a setting that counts: numbers and texts, the class of an object of ours, which object another is."""
+    kind = type(value)
+    if is_house(kind.__module__):
+        return kind
+    if depth < _DEEP and isinstance(value, dict):
+        return (kind, tuple((mark(key), _facts(one, depth + 1)) for key, one in value.items()))
+    if depth < _DEEP and isinstance(value, list | tuple):
+        return (kind, tuple(_facts(one, depth + 1) for one in value))
+    if isinstance(value, dict | list | set):
+        return (Same(value), contents(value))
+    return mark(value)
 
 
 def _same_pairs(before: Mapping[str, tuple[Any, ...]], now: Mapping[str, tuple[Any, ...]]) -> bool:

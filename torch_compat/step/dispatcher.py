@@ -33,7 +33,7 @@ from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.kept_graphs import graphs_of
-from torch_compat.step.kept_steps import KeptSteps
+from torch_compat.step.kept_steps import KeptSteps, steps_of
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimization.automatic import AutomaticOptimization, check_scaling
@@ -156,24 +156,30 @@ class StepDispatcher:
         self._contexts.enter_context(self._compiled.follow())
 
     def _kept_steps(self) -> KeptSteps | None:
-        """The steps of the last such run of the module, if nothing has changed since but what their guards see."""
-        run, kept = self._run, self._run.strategy._mesh_run.kept
-        fits = run.state.fn == TrainerFn.FITTING  # whose programs hold its optimizers
-        if fits or self.compiled_steps is not MeshStepRunner or not may_be_kept(run):
+        """The steps of the last run of the module, if nothing has changed since but what their guards see."""
+        run = self._run
+        last = steps_of(run.lightning_module).take()
+        if self.compiled_steps is not MeshStepRunner or not may_be_kept(run):
             return None
         self._circumstances = Circumstances(run, roots_of(run))
-        for fn in [fn for fn, (before, _) in kept.items() if not before.is_of(run.lightning_module)]:
-            del kept[fn]
-        before, steps = kept.pop(str(run.state.fn), (None, None))
-        return steps if before is not None and self._circumstances.same_as(before) else None
+        if last is None or not self._circumstances.same_as(last[0]):
+            return None
+        before, steps = last
+        if not self._circumstances.of_same_objects(before):
+            steps.programs.forget_trainer()
+        return steps
 
     def _keep_steps(self) -> None:
         """Keep the steps of this run, which has ended well, for the next."""
         run, steps, before = self._run, self.steps, self._circumstances
         if before is None or not isinstance(steps, MeshStepRunner) or steps.log.fallback or steps.log.on_host:
             return
-        if steps.kept.programs.end_run() and not self._beside and Circumstances(run, roots_of(run)).same_as(before):
-            run.strategy._mesh_run.kept[str(run.state.fn)] = before, steps.kept
+        if self._beside or not Circumstances(run, roots_of(run)).same_as(before):
+            return
+        if run.state.fn == TrainerFn.FITTING and not isinstance(self.optimization, AutomaticOptimization):
+            steps.kept.programs.forget("training_step")  # which holds its optimizers
+        if steps.kept.end_run(before.leaving):
+            steps_of(run.lightning_module).keep(before, steps.kept, run.strategy._mesh_run)
 
     def _run_eagerly(self, reason: str) -> None:
         self._eager = EagerRun(self._run, reason, self._contexts)

@@ -8,9 +8,10 @@ What guards do not see is compared by :class:`~torch_compat.step.circumstances.C
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import weakref
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import jax
 import torch
@@ -36,12 +37,14 @@ class KeptSteps:
         effects: records what steps change.
         programs: captured and compiled, with their guards.
         carried: tensors that steps carry from batch to batch.
+        plans: the number of each update for which programs were made.
     """
 
     forms: BatchForms
     effects: EffectRecorder
     programs: ProgramCache
     carried: CarriedTensors
+    plans: dict[Hashable, int] = field(default_factory=dict)
 
     @classmethod
     def begin(
@@ -58,6 +61,57 @@ class KeptSteps:
         programs = ProgramCache(model, roots, effects.roots, log, compiling, no_recompilation_after)
         programs.pad(forms, model.mesh)
         return cls(forms, effects, programs, CarriedTensors(effects.roots, functools.partial(_to_all, model.mesh)))
+
+    def begin_run(
+        self,
+        model: ModelState,
+        roots: Mapping[str, Any],
+        log: ExecutorLog,
+        compiling: Callable[[bool], None],
+        no_recompilation_after: int | None,
+    ) -> None:
+        """Go on in another run of the module; for the arguments see :class:`ProgramCache`."""
+        changed = self.effects.roots
+        now = {**roots, **containers_around(roots.values())}
+        others = {name: value for name, value in changed.items() if name not in now}
+        changed.clear()  # steps find what they change in this order
+        changed.update({**now, **others})
+        self.programs.begin_run(model, roots, log, compiling, no_recompilation_after)
+
+    def end_run(self, leaving: Collection[str]) -> bool:
+        """See :meth:`ProgramCache.end_run`."""
+        return self.programs.end_run(leaving)
+
+
+class HoldsSteps(Protocol):
+    """The part of a Trainer that holds steps which know it."""
+
+    kept: KeptSteps | None
+
+
+class ModuleSteps:
+    """The steps of one module between its runs, with the circumstances of the last. A copy of the module has none."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, Callable[[], KeptSteps | None]] | None = None
+
+    def __reduce__(self) -> tuple[type[ModuleSteps], tuple[()]]:
+        return ModuleSteps, ()
+
+    def keep(self, circumstances: Any, steps: KeptSteps, run: HoldsSteps) -> None:
+        """Keep the steps of a run that has ended: where some know their Trainer, and hold it, as long as ``run`` is there."""
+        run.kept = steps if steps.programs.know_trainer else None
+        self._last = circumstances, weakref.ref(steps) if run.kept else lambda: steps
+
+    def take(self) -> tuple[Any, KeptSteps] | None:
+        """Circumstances and steps of the last run, which nobody else takes; None where there are none."""
+        (circumstances, steps), self._last = self._last or (None, lambda: None), None
+        return None if (found := steps()) is None else (circumstances, found)
+
+
+def steps_of(module: torch.nn.Module) -> ModuleSteps:
+    """The steps of a module; with its ``__dict__``, so that they are freed with it, whose guards hold it."""
+    return module.__dict__.setdefault("_kept_steps", ModuleSteps())
 
 
 def _to_all(mesh: Mesh, tensor: torch.Tensor) -> jax.Array:

@@ -46,7 +46,7 @@ class MeshRun:
         device: where user code puts tensors; a GPU while steps run eagerly on it.
         placed: the module's arrays, while a run is on.
         executor: of the steps, while a run is on.
-        kept: the module's steps, by the function of the Trainer that ran them, with the circumstances.
+        kept: the steps of its last run, where some of them know the Trainer.
         backward: runs the backward pass of a loss, with the module's hooks around it.
         gradients_only: while a step is captured whose hooks run on the host: ``backward`` gives the gradients, and calls nobody.
         step_optimizer: makes the update of an optimizer, after its closure, with the hooks in between.
@@ -78,7 +78,7 @@ class MeshRun:
         self.device = torch.device("cpu")
         self.placed: ModelState | None = None
         self.executor: SetsUpRun | None = None
-        self.kept: dict[str, tuple[Any, KeptSteps]] = {}
+        self.kept: KeptSteps | None = None
         self.backward: Callable[..., Any] | None = None
         self.gradients_only = False
         self.step_optimizer: Callable[..., Any] | None = None

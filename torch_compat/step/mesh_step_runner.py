@@ -64,7 +64,6 @@ class MeshStepRunner:
         self.log = services.log
         self.copy_batches = False
         self.services = services
-        self.programs = ProgramBuilder(model, mesh, self.log)
         self.planned = Planned.of_environment(mesh)
         self.finite: Any = None
         self.fresh: dict[str, Any] = {}
@@ -75,7 +74,8 @@ class MeshStepRunner:
             self.kept = KeptSteps.begin(model, self._batch_forms(), services.roots, self.log, services.compiling, forbidden)
         else:
             self.kept = services.kept
-            self.kept.programs.begin_run(model, self.log, services.compiling, services.no_recompilation_after)
+            self.kept.begin_run(model, services.roots, self.log, services.compiling, services.no_recompilation_after)
+        self.programs = ProgramBuilder(model, mesh, self.log, self.kept.plans)
         self._forms, self._effects = self.kept.forms, self.kept.effects
         self._variants, self._carried = self.kept.programs, self.kept.carried
         self._running_step = ""

@@ -125,7 +125,7 @@ class TrainingStep(MeshStep):
         call: UserCall,
     ) -> None:
         super().__init__(runner, batch, host_values)
-        self.static = (mode, accumulate, static)
+        self.static = (mode, accumulate, static, runner.programs.plan_number)
         self._mode, self._accumulate, self._hyper = mode, accumulate, hyper
         services, scaler = runner.services, runner.programs.plan.scaler
         options = {"scaler": scaler, "backward": services.backward, "around_backward": services.around_backward}

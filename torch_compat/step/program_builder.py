@@ -36,13 +36,15 @@ class ProgramBuilder:
         model: the module on the mesh.
         mesh: the mesh.
         log: told what of a step became a loop or a kernel.
+        plans: the number of each update for which this and earlier runs made programs, which is added to.
 
     Attributes:
         plan: the update, loss scaling and check of gradients of training programs; assign another with :meth:`set_plan`.
+        plan_number: of the plan; plans of one number make equal programs of a step.
     """
 
-    def __init__(self, model: ModelState, mesh: Mesh, log: ExecutorLog) -> None:
-        self.plan = UpdatePlan(None)
+    def __init__(self, model: ModelState, mesh: Mesh, log: ExecutorLog, plans: dict[Hashable, int]) -> None:
+        self.plan, self.plan_number, self._plans = UpdatePlan(None), -1, plans
         self._model, self._mesh, self._log = model, mesh, log
         self._updates: dict[Hashable, Callable[..., Any]] = {}  # by what else than arrays an update depends on
         self._updating = UpdatingPrograms()
@@ -51,6 +53,8 @@ class ProgramBuilder:
         """Plan the update of the training programs that are made from now on."""
         self.plan = plan
         self._updates.clear()
+        key = plan.key
+        self.plan_number = self._plans.setdefault(object() if key is None else key, len(self._plans))
 
     def training(self, step: CapturedStep, batch: PlacedBatch, mode: str, accumulate: int) -> Built:
         """The program of a training step; for ``mode`` and ``accumulate`` see :class:`~.mesh_steps.TrainingStep`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +38,7 @@ from xlatrain.mesh.mesh import platform
 from xlatrain.xla.compilation_cache import block_of, first_run
 
 _OUTLINES = 16
+_MOST_KEPT = 16  # programs of a step, which the next run takes over: a run may have 64
 
 
 class Wanted(NamedTuple):
@@ -97,9 +98,15 @@ class ProgramCache:
         self._flags_number = 0
         self._recompilations = Recompilations(log, no_recompilation_after)
         self._buckets: Buckets | None = None
+        self._of_trainer: list[str] = []  # steps of earlier runs that another Trainer may not take over
 
     def begin_run(
-        self, model: ModelState, log: ExecutorLog, compiling: Callable[[bool], None], no_recompilation_after: int | None
+        self,
+        model: ModelState,
+        roots: Mapping[str, Any],
+        log: ExecutorLog,
+        compiling: Callable[[bool], None],
+        no_recompilation_after: int | None,
     ) -> None:
         """Go on in another run of the module, which may have changed since :meth:`end_run`; arguments as for the cache."""
         for told in ("loops", "attention", "losses", "buckets"):  # of the programs that are there
@@ -109,14 +116,36 @@ class ProgramCache:
         self._flags_seen = -1
         for one in self._programs():
             one.taken_over = True
-        self._guards.begin_run()
+        self._guards.begin_run(roots)
 
-    def end_run(self) -> bool:
-        """Let go of what belongs to this run; False where steps depend on it, so that no other run may take them over."""
+    def end_run(self, leaving: Collection[str]) -> bool:
+        """Let go of what belongs to this run, with the steps that depend on it; whether any step is left.
+
+        Args:
+            leaving: names of the roots in whose place another Trainer has others.
+        """
         del self._model, self._tell_compiling
         self._captures.raised = None
-        asks_run = any(self._guards.asks_run(name) for name, own in self._steps.items() if any(own))
-        return not asks_run and not self._attended_steps
+        for name, own in list(self._steps.items()):
+            if name in self._attended_steps or self._guards.asks_run(name) or sum(1 for _ in own) > _MOST_KEPT:
+                self.forget(name)
+        changing = [one for one in self._steps.values() if any(program.changes(root) for program in one for root in leaving)]
+        self._of_trainer = [name for name, own in self._steps.items() if own in changing or self._guards.meets_run(name, leaving)]
+        if not self._of_trainer:
+            self._guards.end_run(leaving)
+            for name in leaving:
+                del self._changed[name]
+        return any(map(any, self._steps.values()))
+
+    def forget_trainer(self) -> None:
+        """Another Trainer takes the steps over: forget those that know the one before."""
+        for name in self._of_trainer:
+            self.forget(name)
+
+    @property
+    def know_trainer(self) -> bool:
+        """Whether some of the steps left by :meth:`end_run` know the Trainer of that run, and hold it."""
+        return bool(self._of_trainer)
 
     def pad(self, forms: BatchForms, mesh: Mesh) -> None:
         """Let one program serve batches of several sizes where that can be."""
@@ -138,7 +167,7 @@ class ProgramCache:
 
     def changes(self, root: str) -> bool:
         """Whether a program is there that changes something below this root."""
-        return any(record.place.root == root for one in self._programs() for record in one.step.effects.records)
+        return any(one.changes(root) for one in self._programs())
 
     def reading(self, tracer: ScalarTracer, host_values: HostValues) -> contextlib.AbstractContextManager[None]:
         """The context of the user's method in a capture: what it reads and draws is followed."""

@@ -50,6 +50,7 @@ class Reading(Regression):
     """Steps that read what can change between two calls."""
 
     delta = 1.0
+    rate = 0.001
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +81,15 @@ class Reading(Regression):
         self.log("test", self.value(batch).mean())
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        return self.value(batch), self.mode, self.trainer.precision
+        return self.value(batch), self.mode
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.value(batch).mean().tanh() + self.part.layer.weight.square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([one for one in self.parameters() if one.requires_grad], lr=self.rate, momentum=0.5)
 
 
 class OtherReading(Reading):
@@ -118,34 +127,55 @@ def deterministic() -> Iterator[None]:
 
 
 class Calls:
-    """Calls of a Trainer with one module, and what they returned."""
+    """Calls of Trainers with one module, and what they returned."""
 
     def __init__(self, run: Run, model: pl.LightningModule) -> None:
         self.run, self.model = run, model
         run.initialise(model)
         self.loader: Any = run.loader(*regression_data(32))
         self.returned: dict[str, Any] = {}
+        self.last: Any = None
 
-    def look(self, trainer: pl.Trainer, name: str, around: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+    rounds = 2  # what a call has come to know is there for the next
+
+    def look(self, trainer: Any, name: str, around: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        """Call a Trainer, or what makes one for each call, in rounds."""
         found: list[Any] = []
-        for again in range(2):  # what a call has come to know is there for the next
+        for again in range(self.rounds):
             with around():
-                found += trainer.predict(self.model, self.loader)  # pyright: ignore[reportArgumentType]
-                found += trainer.validate(self.model, self.loader, verbose=False)
-            if not again:
-                found += trainer.test(self.model, self.loader, verbose=False)
+                found += self.call(trainer, again)
         self.returned[f"{len(self.returned)} {name}"] = found
 
-    def finish(self, trainer: pl.Trainer) -> None:
+    def call(self, trainer: Any, again: int) -> Iterator[Any]:
+        for way in ("predict", "validate", "test")[: 3 - again]:
+            self.last = trainer if isinstance(trainer, pl.Trainer) else trainer()
+            options = {} if way == "predict" else {"verbose": False}
+            yield from getattr(self.last, way)(self.model, self.loader, **options)
+
+    def finish(self) -> None:
         self.run.note("returned", self.returned)
-        self.run.finish(self.model, trainer)
+        self.run.finish(self.model, self.last)
 
 
-@case
-def what_is_changed_between_two_calls(run: Run) -> None:
+class Once(Calls):
+    """The same, once after each change."""
+
+    rounds = 1
+
+
+class Fits(Once):
+    """The same with training, and validation in between."""
+
+    def call(self, trainer: Any, again: int) -> Iterator[Any]:
+        self.last = trainer()
+        self.last.fit(self.model, self.loader, self.loader)
+        yield dict(self.last.callback_metrics)
+
+
+def change(calls: Calls, trainer: Any) -> None:
+    """Change a module's world step by step, with calls in between."""
     global ALPHA, helper
-    model, trainer = Reading(), run.trainer()
-    calls = Calls(run, model)
+    model: Any = calls.model
     calls.look(trainer, "at first")
     ALPHA = 2.0
     calls.look(trainer, "a global")
@@ -179,7 +209,7 @@ def what_is_changed_between_two_calls(run: Run) -> None:
     calls.look(trainer, "a number in a submodule")
     model.mode = "other"
     calls.look(trainer, "a text")
-    model.late = None  # pyright: ignore[reportAttributeAccessIssue]
+    model.late = None
     calls.look(trainer, "an attribute that was missing")
     del model.late
     model.options = {"a": [3.0]}
@@ -234,9 +264,25 @@ def what_is_changed_between_two_calls(run: Run) -> None:
     calls.look(trainer, "a method of the class")
     Reading.value = method
     calls.look(trainer, "the old method of the class")
-    calls.finish(trainer)
+    calls.finish()
     ALPHA = CONFIG.beta = Settings.gamma = Reading.delta = Part.kind = 1.0
     CONFIG.table[:] = [1.0, {"deep": 1.0}]
+
+
+@case
+def what_is_changed_between_two_calls(run: Run) -> None:
+    trainer = run.trainer()
+    change(Calls(run, Reading()), lambda: trainer)
+
+
+@case
+def what_is_changed_between_calls_of_two_trainers(run: Run) -> None:
+    change(Once(run, Reading()), run.trainer)
+
+
+@case
+def what_is_changed_between_two_fits(run: Run) -> None:
+    change(Fits(run, Reading()), lambda: run.trainer(max_epochs=1))
 
 
 @case
@@ -272,7 +318,7 @@ def what_surrounds_two_calls(run: Run) -> None:
     calls.look(trainer, "the first trainer")
     trainer.fit(model, run.loader(x, y))
     calls.look(trainer, "after training")
-    calls.finish(trainer)
+    calls.finish()
 
 
 @case
@@ -287,7 +333,7 @@ def two_calls_in_bfloat16(run: Run) -> None:
     calls.look(trainer, "bfloat16 batches")
     calls.look(run.trainer(precision="bf16-mixed"), "another precision")
     calls.look(trainer, "as before")
-    calls.finish(trainer)
+    calls.finish()
 
 
 class Asking(Regression):
@@ -321,7 +367,70 @@ def steps_that_ask_the_trainer_for_what_a_call_gave_it(run: Run) -> None:
     calls.look(trainer, "limits")
     trainer.callbacks.append(pl.Callback())
     calls.look(trainer, "a callback")
-    calls.finish(trainer)
+    calls.finish()
+
+
+class Amount(pl.Callback):
+    """Has a number, and is asked by steps for it."""
+
+    def __init__(self, amount: float) -> None:
+        self.amount = amount
+        self.seen: list[float] = []
+
+
+HELD = types.SimpleNamespace(callback=None)
+
+
+class Knowing(Regression):
+    """Steps that know their Trainer, a callback, or what a hook has got of them."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.mine: Any = None
+
+    def on_predict_start(self) -> None:
+        self.mine = self.trainer.callbacks[-1]
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        x = self(batch[0]).sum(-1)
+        match self.way:
+            case "trainer":
+                return x + (self.trainer.max_epochs or 0)
+            case "attribute":
+                return x + self._trainer.callbacks[-1].amount  # pyright: ignore
+            case "getattr":
+                return x + getattr(getattr(self, "trainer"), "max_epochs")  # noqa: B009
+            case "global":
+                return x + HELD.callback.amount
+            case "hook":
+                return x + self.mine.amount
+            case "fills":
+                HELD.callback.seen.append(1.0)
+                return x
+            case _:
+                self.trainer.callbacks[-1].seen.append(1.0)  # pyright: ignore[reportAttributeAccessIssue]
+                return x + len(self.loggers)
+
+
+@case
+def steps_that_know_their_trainer(run: Run) -> None:
+    x, y = regression_data(32)
+    loader, model = run.loader(x, y), Knowing("")
+    run.initialise(model)
+    for way in ("trainer", "attribute", "getattr", "global", "hook", "fills", "appends"):
+        model.way = way
+        found = []
+        callbacks = [Amount(1.0), Amount(1.0), Amount(2.0), Amount(3.0)]
+        for number, callback in enumerate(callbacks):
+            if number != 3:  # then steps find the one before
+                HELD.callback = callback
+            trainer = run.trainer(callbacks=[callback], max_epochs=int(callback.amount))
+            found += trainer.predict(model, loader)  # pyright: ignore[reportArgumentType]
+            callback.amount += 0.5
+            found += trainer.predict(model, loader)  # pyright: ignore[reportArgumentType]
+        run.note(way, [found, [one.seen for one in callbacks]])
+    run.finish(model, trainer)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,10 @@ class CachedProgram:
         """Whether its Python shall run once more before its next run; not again where it has in an earlier run of the module."""
         return self.runs in AUDITED_RUNS and self.runs > max(self.audited, self.step.audited)
 
+    def changes(self, root: str) -> bool:
+        """Whether it changes something below this root."""
+        return any(record.place.root == root for record in self.step.effects.records)
+
     def note_audited(self) -> None:
         """Note that its Python did the same for another batch."""
         self.audited = self.runs

@@ -54,6 +54,7 @@ _MODULE_INTERNALS = frozenset(
         "_is_full_backward_hook",
         "_trainer",
         "_fabric",
+        "_kept_steps",
         "_current_fx_name",
         "_metric_attributes",
         "_hparams",

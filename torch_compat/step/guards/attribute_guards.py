@@ -34,6 +34,7 @@ _NOT_STATE = frozenset(
         "_param_requires_grad_state",
         "_trainer",
         "_fabric",
+        "_kept_steps",
         "trainer",
         "__dict__",
         "__class__",
@@ -139,8 +140,18 @@ class AttributeGuards:
                 self._assigned.add(where)
                 self._changes += 1
 
-    def begin_run(self) -> None:
-        """Find all that was changed since the last run: assignments were not followed."""
+    def reads_of(self, step: str, owners: Collection[str]) -> bool:
+        """Whether ``step`` reads attributes of an owner with one of these names."""
+        return any(owner in owners for owner, _ in self._reads.get(step, ()))
+
+    def end_run(self, leaving: Collection[str]) -> None:
+        """Let go of the owners with these names."""
+        self._others = {name: owner for name, owner in self._others.items() if name not in leaving}
+        self.find_owners()
+
+    def begin_run(self, others: Mapping[str, Any]) -> None:
+        """Find all that was changed since the last run: assignments were not followed. ``others`` as for the guards."""
+        self._others = {**others, **self._others, **others}
         self.find_owners()
         self.rescan()
         for held in self._held.values():

@@ -37,7 +37,7 @@ from torch_compat.step.guards.locations import (
 )
 from torch_compat.step.guards.noted_places import OF_THE_STEP, TRANSPARENT, NotedPlaces
 from torch_compat.step.guards.one_shot_objects import refuse
-from torch_compat.step.guards.origins import is_heap_type, is_library, is_third_party
+from torch_compat.step.guards.origins import is_heap_type, is_house, is_library, is_third_party
 from torch_compat.step.values import policy
 from torch_compat.step.values.marks import has_contents, inside, slots
 from torch_compat.step.values.names import MISSING
@@ -56,6 +56,11 @@ _TENSOR_ATTRIBUTES = frozenset({"grad", "shape", "requires_grad", "size", "numel
 _TENSOR_VALUES = frozenset({"item", "tolist", "numpy", "__float__", "__int__", "__bool__", "all", "any", "equal"})
 _FOLLOWED = frozenset({"current_epoch", "global_step", "is_last_batch", "estimated_stepping_batches", "__dict__", "__class__"})
 _CONTAINS = (dict.__contains__, set.__contains__, frozenset.__contains__)
+_OF_THE_MODULE = frozenset(
+    {"log", "log_dict", "current_epoch", "global_step", "device", "dtype", "hparams", "hparams_initial", "forward"}
+    | {"automatic_optimization", "on_gpu", "training_step", "validation_step", "test_step", "predict_step"}
+)
+"""Members of a LightningModule that say the same in every run; of counters there are stand-ins."""
 
 
 class MetValues:
@@ -65,9 +70,13 @@ class MetValues:
         places: that are noted.
         functions: that may be called with what is found.
         owned: ids of the objects whose attributes are followed where they are read.
+
+    Attributes:
+        meets_run: whether the code has asked an object of the run (a Trainer, a logger), or asked its module for one.
     """
 
     def __init__(self, places: NotedPlaces, functions: FollowedFunctions, owned: Collection[int]) -> None:
+        self.meets_run = False
         self._places = places
         self._functions = functions
         self._owned = owned
@@ -77,6 +86,7 @@ class MetValues:
 
     def attribute(self, owner: Any, name: str) -> None:
         kind = type(owner)
+        self.meets_run = self.meets_run or _is_of_run(kind, name)
         if kind in TRANSPARENT or name in _FOLLOWED:
             self._attribute_of_a_parameter(owner, name)
             if isinstance(owner, torch.Tensor):
@@ -302,3 +312,14 @@ class MetValues:
     def forget(self) -> None:
         """Let go of what was walked: who holds an object shows whether the step has made it."""
         self._walked.clear()
+
+
+@functools.cache
+def _is_of_run(kind: type, name: str) -> bool:
+    """Whether an attribute is one of an object of the run's, or what a module has of its run."""
+    if kind in TRANSPARENT or issubclass(kind, torch.Tensor | dict):
+        return False
+    if not issubclass(kind, torch.nn.Module):
+        return is_house(kind.__module__)
+    definer = next((one.__module__ for one in kind.__mro__ if name in one.__dict__), "")
+    return name in ("_trainer", "_fabric") or (definer.startswith("torch_compat.core.") and name not in _OF_THE_MODULE)

@@ -67,6 +67,11 @@ class Observation:
         return self._functions.ran
 
     @property
+    def meets_run(self) -> bool:
+        """See :class:`~torch_compat.step.guards.met_values.MetValues`."""
+        return self._values.meets_run
+
+    @property
     def of_library(self) -> bool:
         """Whether code of an installed package meets what is noted now."""
         return self._places.of_library

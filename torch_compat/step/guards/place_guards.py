@@ -92,6 +92,16 @@ class PlaceGuards:
         answers = {one.name for one in read if isinstance(one, Attribute)}
         return any(isinstance(one, Lookup) and _asks_run(one, answers) for one in read)
 
+    def meets_run(self, step: str) -> bool:
+        """Whether the step's Python has asked an object of its run, or its module for one, so that it belongs to a Trainer."""
+        return self._of(step).meets_run
+
+    def begin_run(self, roots: Mapping[str, Any]) -> None:
+        """Another run begins, with these objects under the names of the old."""
+        self._roots = roots
+        for followed in self._steps.values():
+            followed.begin_run()
+
     def structure_changed(self) -> bool:
         """Whether modules were replaced, or hooks registered or removed, since this was asked last."""
         return self._structure.changed()
@@ -179,6 +189,7 @@ class PlaceGuards:
             found, changes = observation.settle(self._changed, attended=attended)
             kept += [one for one in changes if attended or one.value is not None]
             followed.add_read(found)
+            followed.meets_run = followed.meets_run or observation.meets_run
             followed.functions.update(dict.fromkeys(observation.functions))
         for one in changes:
             if one.redo is None if attended else one.value is None:
@@ -206,6 +217,7 @@ class _Followed:
         functions: that they have run.
         assigned: ``(id of the container, key)`` of the entries that the step itself assigns.
         kept_changes: the places in installed packages that runs of the step's Python have changed, once: a second time matters.
+        meets_run: whether it has asked an object of its run.
     """
 
     places: Locations | None = None
@@ -218,6 +230,7 @@ class _Followed:
     functions: dict[types.FunctionType, None] = field(default_factory=dict)
     assigned: set[tuple[int, Any]] = field(default_factory=set)
     kept_changes: dict[Key, Location] = field(default_factory=dict)
+    meets_run: bool = False
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _kept: list[Locations] = field(default_factory=list)  # an id must not be used twice
     _changed: list[Key] = field(default_factory=list)
@@ -226,6 +239,11 @@ class _Followed:
     _for_nothing: Counter[Key] = field(default_factory=Counter)
     _late: Large | None = None
     _outgrown: Locations | None = None
+
+    def begin_run(self) -> None:
+        """Count anew: how often something changes is a matter of one run."""
+        self.looks = self._same = 0
+        self._different.clear()
 
     def add_read(self, found: Collection[Location]) -> None:
         """A run of the step's Python has read these places."""

@@ -59,13 +59,27 @@ class StepGuards:
 
     following = of("_attributes.following", "The context of a whole run: what the host assigns to modules is followed.")
 
-    def begin_run(self) -> None:
-        """Find all that the host has changed since the last run, in which nothing was followed."""
-        self._attributes.begin_run()
+    def begin_run(self, roots: Mapping[str, Any]) -> None:
+        """Find all that the host has changed since the last run, in which nothing was followed.
+
+        Args:
+            roots: of this run, under the names of the last.
+        """
+        self._places.begin_run(roots)
+        self._attributes.begin_run(roots)
+
+    def end_run(self, leaving: Collection[str]) -> None:
+        """Let go of the roots with these names: the next run has others."""
+        self._places.begin_run({})
+        self._attributes.end_run(leaving)
 
     def asks_run(self, step: str) -> bool:
         """Whether ``step`` has asked the Trainer for what no guard compares; it is the same in one run only."""
         return self._places.asks_run(step)
+
+    def meets_run(self, step: str, leaving: Collection[str]) -> bool:
+        """Whether ``step`` has asked an object of its run, or read an attribute of a root with one of these names."""
+        return self._places.meets_run(step) or self._attributes.reads_of(step, leaving)
 
     # -- before each step ------------------------------------------------------------------------------------------
 
