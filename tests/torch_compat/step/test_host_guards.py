@@ -66,7 +66,7 @@ def test_what_was_not_read_does_not_matter() -> None:
         assert guards.key("step") == before
 
 
-def test_what_is_read_from_the_class_is_as_it_was_at_the_next_pass() -> None:
+def test_what_is_read_from_the_class_is_as_it_was_and_what_is_written_past_setattr_is_not() -> None:
     class OfTheClass(Settings):
         weight = 0.5
 
@@ -76,10 +76,10 @@ def test_what_is_read_from_the_class_is_as_it_was_at_the_next_pass() -> None:
         with guards.capturing("step"):
             assert module.weight and module.number
         before = guards.key("step")
-        guards.rescan()
+        guards.refresh("step")
         assert guards.key("step") == before
         module.__dict__["number"] = 2.0
-        guards.rescan()
+        guards.refresh("step")
         assert guards.key("step") != before
 
 
@@ -119,6 +119,7 @@ def test_attributes_of_callbacks_are_compared() -> None:
             assert callback.weight == 1.0
         before = guards.key("step")
         callback.weight = 2.0
+        guards.refresh("step")
         assert guards.key("step") != before
     assert "__getattribute__" not in vars(Callback)
 

@@ -11,20 +11,20 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torch_compat.step.effects.recorder import CACHES_OF_PARAMETERS, note_written
 from torch_compat.step.guards import module_structure
+from torch_compat.step.guards.compared_places import Locations
 from torch_compat.step.guards.fingerprints import Fingerprint, contents_of, fingerprint
-from torch_compat.step.guards.identity_check import IdentityCheck
+from torch_compat.step.guards.locations import Entry
 from torch_compat.step.guards.one_shot_objects import holds_consumed, refuse
 from torch_compat.step.host.draws import GENERATORS, DrawRecorder
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.metrics.calls import metric_modules
-from torch_compat.step.values.marks import PLAIN, same
+from torch_compat.step.values.marks import PLAIN
 from xlatrain.bridge.patches import patched
 
 _NOT_STATE = frozenset(
@@ -71,7 +71,6 @@ class AttributeGuards:
         self._changes = 0
         self._inputs: dict[str, dict[Where, str]] = {}
         self._exact: dict[str, set[Where]] = {}
-        self._read_values: dict[Where, Any] = {}
         self._free: dict[Where, type] = {}  # inputs of every step that reads them: another value of the type changes no key
         self._tracer: ScalarTracer | None = None
         self._draws: DrawRecorder | None = None
@@ -133,12 +132,8 @@ class AttributeGuards:
             self._changes += 1
 
     def rescan(self) -> None:
-        """Find what was changed past ``setattr`` since a step read it: in a ``__dict__``, in a dict of modules or of hooks."""
+        """Find what was changed in a dict of modules or of hooks."""
         module_structure.note_change()
-        for where, value in self._read_values.items():
-            if where not in self._assigned and not same(self._value(where), value):
-                self._assigned.add(where)
-                self._changes += 1
 
     def reads_of(self, step: str, owners: Collection[str]) -> bool:
         """Whether ``step`` reads attributes of an owner with one of these names."""
@@ -155,41 +150,32 @@ class AttributeGuards:
         self.find_owners()
         self.rescan()
         for held in self._held.values():
-            changed = {where for where, value in held.values.items() if not same(self._value(where), value)}
-            self._assigned |= changed | {(self._index[of], name) for of, name in held.absent if self._has_come(of, name)}
+            self._note_changed(held)
         for step in self._reads:
             self._watch(step)
             self._hold(step)
         self._changed_inputs()
 
-    def _has_come(self, of: int, name: str) -> bool:
-        return of in self._index and name in self._owners[self._index[of]].__dict__
-
     def refresh(self, step: str) -> None:
-        """Find what ``step`` reads of modules and was changed past ``setattr``; cheap where nothing was."""
+        """Find what ``step`` reads and was changed without an assignment that is followed; cheap where nothing was."""
         held = self._held.get(step)
-        if held is None or (held.assigned == len(self._assigned) and not held.objects.changed()):
+        if held is None or (held.assigned == len(self._assigned) and not held.places.changed()):
             return
-        for where, value in held.values.items():
-            if where not in self._assigned and not same(self._value(where), value):
-                self._assigned.add(where)
-                self._changes += 1
+        self._note_changed(held)
         self._hold(step)
 
+    def _note_changed(self, held: _Held) -> None:
+        changed = {where for where, (place, before) in zip(held.where, held.places.marks, strict=True) if place.now() != before}
+        if not changed <= self._assigned:
+            self._assigned |= changed
+            self._changes += 1
+
     def _hold(self, step: str) -> None:
-        """Remember the attributes that ``step`` reads of modules, but for assigned ones, which are compared anyway."""
-        read: dict[Where, Any] = {}
-        by_owner: dict[str, dict[str, Any]] = {}
-        for owner, name in self._reads.get(step, set()) - self._assigned:
-            if owner in self._owners and owner not in self._others and name not in _MODULE_INTERNALS:
-                read[owner, name] = self._value((owner, name))
-                by_owner.setdefault(owner, {})[name] = read[owner, name]
-        held, absent = [], []
-        for owner, values in by_owner.items():
-            attributes = self._owners[owner].__dict__
-            held.append((attributes, {name: value for name, value in values.items() if name in attributes}, False))
-            absent += [(id(self._owners[owner]), name) for name in values if name not in attributes]
-        self._held[step] = _Held(len(self._assigned), read, IdentityCheck(held), absent)
+        """Remember the attributes that ``step`` reads, but for assigned ones, which are compared anyway."""
+        read = self._reads.get(step, set()) - self._assigned
+        where = [one for one in read if one[0] in self._owners and one[1] not in _MODULE_INTERNALS]
+        places = Locations(Entry(self._owners[owner].__dict__, name, name) for owner, name in where)
+        self._held[step] = _Held(len(self._assigned), where, places)
 
     @contextlib.contextmanager
     def capturing(self, step: str) -> Iterator[None]:
@@ -212,9 +198,6 @@ class AttributeGuards:
                 where = (path, name)
                 if where not in written and self._decides(path, name, value):
                     reads.add(where)
-                    own = isinstance(value, PLAIN) and name in owner.__dict__  # not of its class
-                    if own and not same(self._read_values.setdefault(where, value), value):
-                        self._assigned.add(where)
                     if self._tracer is not None:
                         return self._seen_by(step, where, value)
                 return value
@@ -371,13 +354,9 @@ class AttributeGuards:
         watched: dict[Where, Fingerprint] = {}
         rewritten = self._rewritten.get(step, set())
         for owner, name in self._reads.get(step, set()) - rewritten:
-            holder = getattr(self._owners.get(owner), "__dict__", {})
-            if name in _MODULE_INTERNALS or (name not in holder and owner not in self._others):
-                continue
-            if owner in self._others:
-                watched[owner, name] = Fingerprint.of({name: holder.get(name)}, within=holder)
-            elif contents_of(holder[name]) is not None:
-                watched[owner, name] = Fingerprint.of(holder[name])
+            value = self._value((owner, name))
+            if name not in _MODULE_INTERNALS and contents_of(value) is not None:
+                watched[owner, name] = Fingerprint.of(value)
         self._watched[step] = watched
 
 
@@ -396,16 +375,15 @@ def _setattr_and_tell(module: torch.nn.Module, name: str, value: Any) -> None:
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"} | {"_hparams_initial"} | CACHES_OF_PARAMETERS
 
 
-@dataclass
-class _Held:
-    """The values that a step has read of modules, at the time.
+class _Held(NamedTuple):
+    """The attributes that a step has read, as places.
 
     Attributes:
         assigned: how many attributes had been assigned by then.
-        absent: id of the module, and name, of those that it did not have itself.
+        where: they are.
+        places: the same.
     """
 
     assigned: int
-    values: dict[Where, Any]
-    objects: IdentityCheck
-    absent: list[tuple[int, str]]
+    where: list[Where]
+    places: Locations

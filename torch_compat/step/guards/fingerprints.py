@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from torch_compat.step.values import policy
-from torch_compat.step.values.marks import PLAIN, holds_the_same, mark, same
+from torch_compat.step.values.marks import PLAIN, holds_the_same, mark
 from torch_compat.step.values.user_objects import attributes_of
 
 _OPAQUE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.ModuleType)
@@ -24,19 +24,14 @@ class Fingerprint:
     Attributes:
         entries: containers, each with a shallow copy.
         sizes: containers that are too large for a copy, each with its length.
-        attribute: ``(mapping, name, value)``: an attribute of which the object itself is compared.
     """
 
     entries: list[tuple[Any, Any]] = field(default_factory=list)
     sizes: list[tuple[Any, int]] = field(default_factory=list)
-    attribute: tuple[Mapping[str, Any], str, Any] | None = None
 
     @classmethod
-    def of(cls, value: Any, within: Mapping[str, Any] | None = None) -> Fingerprint:
+    def of(cls, value: Any) -> Fingerprint:
         found = cls()
-        if within is not None:
-            ((name, value),) = value.items()
-            found.attribute = (within, name, value)
         found._add(value, 0)
         return found
 
@@ -55,8 +50,6 @@ class Fingerprint:
 
     def changed(self) -> bool:
         try:
-            if self.attribute is not None and not same(self.attribute[0].get(self.attribute[1]), self.attribute[2]):
-                return True
             if any(len(holder) != size for holder, size in self.sizes):
                 return True
             return not all(holds_the_same(holder, before) for holder, before in self.entries)

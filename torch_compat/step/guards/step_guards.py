@@ -1,14 +1,13 @@
 """All that the steps of one module assume of the host, behind one interface.
 
-Five detectors find changes, each what the others cannot see:
+Four detectors find changes, each what the others cannot see:
 
-- attributes that are assigned: :class:`~torch_compat.step.guards.attribute_guards.AttributeGuards`;
+- attributes: :class:`~torch_compat.step.guards.attribute_guards.AttributeGuards`;
 - contents of containers and plain objects in attributes: its :class:`~torch_compat.step.guards.fingerprints.Fingerprint`;
-- attributes changed past ``setattr``: its :class:`~torch_compat.step.guards.identity_check.IdentityCheck`;
 - modules and hooks: :class:`~torch_compat.step.guards.module_structure.ModuleStructure`;
 - all else that the step's Python was seen to read: :class:`~torch_compat.step.guards.place_guards.PlaceGuards`.
 
-What the first three find selects a program (:meth:`StepGuards.key`). What the last two find need not matter to the step: in
+What the first two find selects a program (:meth:`StepGuards.key`). What the last two find need not matter to the step: in
 another :meth:`StepGuards.state` its Python runs again, and a program is made only if it does something else.
 """
 
