@@ -148,7 +148,8 @@ class PredictionLoop(Loop):
         return list(seen[batch_idx]) if seen is not None and batch_idx < len(seen) else []
 
     def _keep(self, index: int, result: Any) -> None:
-        self.epoch_batch_indices[index].append(self.current_batch_indices)
+        if self.current_batch_indices:
+            self.epoch_batch_indices[index].append(self.current_batch_indices)
         if self.return_predictions or any(
             isinstance(callback, BasePredictionWriter) and callback.interval.on_epoch for callback in self._trainer.callbacks
         ):

@@ -14,7 +14,7 @@ from about_modules import TwoOptimizers
 from about_trainer import MEMBERS
 from answering import ask, ask_each, attempt
 from lightning.pytorch import callbacks as cb
-from lightning.pytorch.demos.boring_classes import BoringDataModule
+from lightning.pytorch.demos.boring_classes import BoringDataModule, RandomIterableDataset
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.data import has_len_all_ranks
 from models import MODULE_MEMBERS, Net, data, trainer
@@ -239,3 +239,25 @@ ask_each(
     where_steps_end_with_an_epoch=lambda: where_it_ends(max_steps=4),
     where_one_batch_ends=lambda: where_it_ends(max_epochs=2, overfit_batches=1),
 )
+
+
+class Written(cb.BasePredictionWriter):
+    """What a writer is given."""
+
+    def __init__(self) -> None:
+        super().__init__("batch_and_epoch")
+        self.given: list[Any] = []
+
+    def write_on_batch_end(self, trainer: Any, pl_module: Any, *given: Any) -> None:
+        self.given.append(given)
+
+    def write_on_epoch_end(self, trainer: Any, pl_module: Any, *given: Any) -> None:
+        self.given.append(given)
+
+
+@ask
+def written_of_what_has_no_indices() -> Any:
+    writer = Written()
+    torch.manual_seed(0)
+    returned = trainer(callbacks=[writer]).predict(Net(), DataLoader(RandomIterableDataset(4, 4), batch_size=2))
+    return [writer.given, returned]
