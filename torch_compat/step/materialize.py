@@ -25,6 +25,7 @@ from xlatrain.cluster import distributed
 from xlatrain.mesh.mesh import is_multiprocess
 from xlatrain.mesh.sharding import ShardingRules
 
+_SMALL = 1 << 20  # bytes of a tensor that goes to the device together with others: each call of JAX costs as much as they do
 _IN_FLIGHT = 2  # programs dispatched ahead: each may hold its parameter's intermediate values
 
 
@@ -35,7 +36,7 @@ def place_tensors(
     multiprocess: bool,
     take: Callable[[str, jax.Array], Any] = lambda name, array: array,
 ) -> dict[str, Any]:
-    """The arrays of a module's tensors; one parameter after the other, so that no more than one is ever whole on a host.
+    """The arrays of a module's tensors; one parameter after the other, so that one large one at most is ever whole on a host.
 
     Args:
         tensors: name → parameter or buffer.
@@ -51,6 +52,7 @@ def place_tensors(
         _check_same_tape(tensors)
     kept: dict[str, Any] = {}
     unread: dict[str, torch.Tensor] = {}
+    small: dict[str, np.ndarray] = {}
     in_flight: deque[jax.Array] = deque()
     for name, tensor in tensors.items():
         found = _values(tensor, shardings[name])
@@ -63,9 +65,12 @@ def place_tensors(
             kept[name] = take(name, jax.device_put(array, shardings[name]))
         elif unread_lazy(found.values) is not None:
             unread[name] = found.values
+        elif shardings[name] is None and not multiprocess and tensor.nbytes <= _SMALL:
+            small[name] = _copied(found.values, tensor.dtype)
         else:
             array = put(found.values, tensor.dtype, shardings[name], broadcast=multiprocess and not found.agreed)
             kept[name] = take(name, array)
+    kept.update((name, take(name, array)) for name, array in jax.device_put(small).items())
     kept.update((name, take(name, array)) for name, array in _restored(unread, tensors, shardings).items())
     return {name: kept[name] for name in tensors}
 
@@ -104,11 +109,15 @@ def put(tensor: torch.Tensor, dtype: torch.dtype, sharding: Sharding | None, *, 
         sharding: None: on the default device, uncommitted.
         broadcast: every process takes process 0's values.
     """
-    host: Any = as_numpy(tensor.detach().to(dtype))
+    host = _copied(tensor, dtype)
     if broadcast:
-        host = multihost_utils.broadcast_one_to_all(host.astype(jax_dtype(dtype), copy=False))
-    host = np.array(host, jax_dtype(dtype))  # JAX may keep the buffer, which torch goes on writing to
+        host = np.array(multihost_utils.broadcast_one_to_all(host), jax_dtype(dtype))
     return jax.device_put(host) if sharding is None else place(host, sharding)
+
+
+def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
+    """A host tensor's values as ``dtype``, copied: JAX may keep the buffer, which torch goes on writing to."""
+    return np.array(as_numpy(tensor.detach().to(dtype)), jax_dtype(dtype))
 
 
 def _values(tensor: torch.Tensor, sharding: Sharding | None) -> Any:
