@@ -169,6 +169,54 @@ def slow_weights_in_the_state_of_another(run: Run) -> None:
     _resumed(run, lambda: Optimized(lambda params: Lookahead(Rectified(params, 0.05), 3)))
 
 
+class Averaging(torch.optim.Optimizer):
+    """Gradient descent on weights beside those of the module, which has their mean while it is validated (schedule-free)."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "count": 0, "trains": True})
+
+    @torch.no_grad()
+    def trains(self, trains: bool) -> None:
+        for group in self.param_groups:
+            for p in group["params"] if group["trains"] != trains else ():
+                if "fast" in self.state[p]:
+                    p.lerp_(self.state[p]["fast"], 0.1 if trains else 1 - 1 / 0.9)
+            group["trains"] = trains
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            group["count"] += 1
+            for p in group["params"]:
+                if "fast" not in self.state[p]:
+                    self.state[p]["fast"] = p.clone()
+                fast = self.state[p]["fast"]
+                p.lerp_(fast, 1 / group["count"]).sub_(p.grad, alpha=0.1 * group["lr"])
+                fast.sub_(p.grad, alpha=group["lr"])
+        return loss
+
+
+@case
+def other_weights_while_validated(run: Run) -> None:
+    """The first validation comes when there is state, and hooks use it."""
+
+    class Validated(Optimized):
+        def on_validation_epoch_start(self) -> None:
+            self.optimizers().trains(False)  # pyright: ignore[reportAttributeAccessIssue]
+
+        def on_validation_epoch_end(self) -> None:
+            self.optimizers().trains(True)  # pyright: ignore[reportAttributeAccessIssue]
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer: Any = self.optimizers()
+            self.log("val", self.loss(batch))
+            self.log("lr", optimizer.param_groups[0]["lr"])
+
+    data = run.loader(*regression_data())
+    run.fit(Validated(lambda params: Averaging(params, 0.05)), run.trainer(max_epochs=2, num_sanity_val_steps=0), data, data)
+
+
 @case
 def weights_assigned_through_the_groups(run: Run) -> None:
     class Clipped(Optimized):

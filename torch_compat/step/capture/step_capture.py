@@ -68,7 +68,7 @@ class StepInputs:
         gradients: name → a tensor like the gradient that the parameter has when the step begins; it is an input of the step.
         graphs: of the module's steps, of which one may be taken; None: none is kept.
         arrays: the forms of arrays that the step gets after the counters.
-        states: like those of optimizers whose Python runs in the step; inputs, too.
+        states: like those of optimizers whose Python runs in the step; inputs, too. None: no optimizer runs in it.
     """
 
     params: Mapping[str, torch.Tensor]
@@ -84,13 +84,13 @@ class StepInputs:
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
     graphs: RunGraphs | None = None
     arrays: tuple[ArrayForm, ...] = ()
-    states: Mapping[InlineKey, torch.Tensor] = field(default_factory=dict)
+    states: Mapping[InlineKey, torch.Tensor] | None = None
 
     @property
     def form(self) -> Hashable:
         """The names and shapes of the inputs."""
         leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in self.leaves)
-        states = tuple((key, tuple(one.shape), one.dtype) for key, one in self.states.items())
+        states = tuple((key, tuple(one.shape), one.dtype) for key, one in (self.states or {}).items())
         return (tuple(self.params), tuple(self.buffers), tuple(self.gradients), leaves, self.scaler, self.arrays, states)
 
     @property
@@ -114,7 +114,7 @@ class TraceContext:
     logging: Callable[[LogRecorder, ScalarTracer], contextlib.AbstractContextManager[Any]]
     forward: Callable[[], contextlib.AbstractContextManager[Any]]
     optimizers: Callable[
-        [ScalarTracer, Mapping[str, torch.Tensor], Mapping[InlineKey, torch.Tensor]],
+        [ScalarTracer, Mapping[str, torch.Tensor], Mapping[InlineKey, torch.Tensor] | None],
         contextlib.AbstractContextManager[OptimizerTrace],
     ]
 
@@ -199,7 +199,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         }
         trace.hooks = TakenHooks(hooks, values)
         held = [gradient.detach() for gradient in gradients]
-        own = [one.detach() for one in states]
+        own = None if inputs.states is None else dict(zip(inputs.states, [one.detach() for one in states], strict=True))
         for name, gradient in zip(inputs.gradients, held, strict=True):
             values[name].grad = gradient
         state = {name: standing_for(value, buffer) for (name, buffer), value in zip(inputs.buffers.items(), buffers, strict=True)}
@@ -214,10 +214,10 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         with (
             answering(asked),
             as_parameters(),
-            OpLog([*params, *values.values(), *held, *own, *buffers, *leaves, *scalars]) as log,
+            OpLog([*params, *values.values(), *held, *(own or {}).values(), *buffers, *leaves, *scalars]) as log,
             spec.context.live({**values, **state}),
             spec.context.logging(trace.logs, tracer),
-            spec.context.optimizers(tracer, values, dict(zip(inputs.states, own, strict=True))) as trace.optimizers,
+            spec.context.optimizers(tracer, values, own) as trace.optimizers,
             # stack_weights: a module under two names is swapped twice, and only the last swap undone first gives its own back
             _reparametrize_module(module, still_there(module, {**values, **state}), tie_weights=True, stack_weights=True),
         ):
@@ -265,7 +265,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         [_spec(b) for b in inputs.buffers.values()],
         list(inputs.leaves),
         _scalar_specs(inputs.scaler, inputs.arrays),
-        list(inputs.states.values()),
+        list((inputs.states or {}).values()),
         [_spec(gradient) for gradient in inputs.gradients.values()],
     )
     with _naming_the_line(), said_once(), torch.set_grad_enabled(spec.grad):
@@ -285,7 +285,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
         gradient_names=tuple(inputs.gradients),
-        state_keys=tuple(inputs.states),
+        state_keys=tuple(inputs.states or ()),
         stores_graph=trace.stores_graph,
         differentiable=trace.differentiable,
         recording=recording,

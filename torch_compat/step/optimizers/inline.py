@@ -198,7 +198,11 @@ class InlineOptimizer:
 
     @contextlib.contextmanager
     def traced(
-        self, given: Mapping[StateKey, torch.Tensor], number_of: Callable[[StateKey], Any], stepped: Callable[[], None]
+        self,
+        given: Mapping[StateKey, torch.Tensor],
+        number_of: Callable[[StateKey], Any],
+        stepped: Callable[[], None],
+        hidden: Any = None,
     ) -> Iterator[Callable[[], InlineResult]]:
         """In the block all members have traced states, and copies of their groups; gives what collects the states.
 
@@ -206,9 +210,10 @@ class InlineOptimizer:
             given: the inputs.
             number_of: the host value in place of a number.
             stepped: called when the optimizer has stepped.
+            hidden: takes the place of all states, in a step without inputs for them.
         """
-        states = [TracedState() for _ in self.members]
-        for (number, name), layout in self._layouts.items():
+        states: list[Any] = [TracedState() if hidden is None else hidden for _ in self.members]
+        for (number, name), layout in self._layouts.items() if hidden is None else ():
             leaves = []
             for path, kind in layout.leaves:
                 key = (name, f"{number}.{path}")

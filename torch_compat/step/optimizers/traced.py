@@ -116,12 +116,12 @@ class TracedOptimizers:
 
     @contextlib.contextmanager
     def traced(
-        self, tracer: ScalarTracer, values: Mapping[str, torch.Tensor], states: Mapping[InlineKey, torch.Tensor]
+        self, tracer: ScalarTracer, values: Mapping[str, torch.Tensor], states: Mapping[InlineKey, torch.Tensor] | None
     ) -> Iterator[OptimizerTrace]:
         """Put stand-ins for the optimizers in place, while a step is captured with ``values`` in place of the parameters.
 
         Args:
-            states: in place of the states of optimizers whose Python runs in the step.
+            states: in place of the states of optimizers whose Python runs in the step; None where none runs in it.
 
         Raises:
             CaptureError: the step changed what a compiled step cannot change.
@@ -130,8 +130,8 @@ class TracedOptimizers:
         with contextlib.ExitStack() as stack:
             for index, optimizer in enumerate(self._optimizers):
                 if index in self._inline:
-                    own = {key[1:]: tensor for key, tensor in states.items() if key[0] == index}
-                    stack.enter_context(capture.inlined(index, self._inline[index], own))
+                    given = None if states is None else {key[1:]: one for key, one in states.items() if key[0] == index}
+                    stack.enter_context(capture.inlined(index, self._inline[index], given))
                 else:
                     stack.enter_context(capture.optimizer_stand_in(index, optimizer))
             stack.enter_context(capture.scheduler_stand_ins())
@@ -178,8 +178,8 @@ class _Capture:
             vars(optimizer).update(own)
 
     @contextlib.contextmanager
-    def inlined(self, index: int, inline: InlineOptimizer, given: Mapping[StateKey, torch.Tensor]) -> Iterator[None]:
-        """The optimizer with traced options and states, whose own ``step`` runs."""
+    def inlined(self, index: int, inline: InlineOptimizer, given: Mapping[StateKey, torch.Tensor] | None) -> Iterator[None]:
+        """The optimizer with traced options and states, whose own ``step`` runs; without states where there are none given."""
         shared = inline.shared()
 
         def number_of(key: StateKey) -> HostScalar:
@@ -195,14 +195,16 @@ class _Capture:
             self._note_options(index)
             self.trace.plan.actions.append(StepInline(index))
 
-        with inline.traced(given, number_of, stepped) as collect, TensorScalars():
+        hidden = _HiddenState(index) if given is None else None
+        with inline.traced(given or {}, number_of, stepped, hidden) as collect, TensorScalars():
             groups = inline.groups_now()
             for group in groups:
                 group.update(traceable(group))
             self._groups.append(groups)
             self._seen.append([dict(group) for group in groups])
             self._wrap_options(index, self._seen[index])
-            self.trace.collectors.append(lambda: self._take(index, inline, shared, collect()))
+            if given is not None:
+                self.trace.collectors.append(lambda: self._take(index, inline, shared, collect()))
             yield
 
     def _take(self, index: int, inline: InlineOptimizer, shared: Mapping[StateKey, StateKey], found: InlineResult) -> None:
