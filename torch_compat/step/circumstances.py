@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
 from collections.abc import Hashable, Iterator, Mapping
@@ -9,6 +10,7 @@ from typing import Any
 
 import jax
 import torch
+from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -110,14 +112,16 @@ def _same_pairs(before: Mapping[str, tuple[Any, ...]], now: Mapping[str, tuple[A
 
 
 def may_be_kept(run: RunContext) -> bool:
-    """Whether the circumstances of a run say all: one process, plugins of ours, no JAX modules, no modes of torch."""
+    """Whether the circumstances of a run say all: one process, plugins of ours, no JAX or lazy modules, no modes of torch."""
+    module = run.lightning_module
     plugins = (run.strategy, run.precision_plugin, getattr(run.strategy, "accelerator", None))
     return (
         jax.process_count() == 1
         and _get_current_function_mode() is None
         and _get_current_dispatch_mode() is None
         and all(one is None or type(one).__module__.startswith("torch_compat.") for one in plugins)
-        and not any(isinstance(child, CallsJax) for child in run.lightning_module.modules())
+        and not any(isinstance(child, CallsJax) for child in module.modules())
+        and not any(map(is_lazy, itertools.chain(module.parameters(), module.buffers())))
     )
 
 
