@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from basics import Regression, regression_data
@@ -117,6 +118,26 @@ def changed_for_some_batches(run: Run) -> None:
                 weights["odd"] = 3.0
 
     run.fit(OfSome(), run.trainer(max_epochs=1), run.loader(*regression_data(16 * 8)))
+
+
+@case
+def callbacks_that_go_back(run: Run) -> None:
+    """An attribute of a callback has a value of before again."""
+
+    class Switch(pl.Callback):
+        kind = "sum"
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx % 2 == 0:
+                self.kind = "mean" if batch_idx % 4 == 2 else "sum"
+
+    switch = Switch()
+
+    class Switched(Parts):
+        def loss(self, batch: Any) -> Tensor:
+            return super().loss(batch) * (2.0 if switch.kind == "sum" else 1.0)
+
+    run.fit(Switched(), run.trainer(max_epochs=1, callbacks=[switch]), run.loader(*regression_data(16 * 8)))
 
 
 @case

@@ -120,7 +120,15 @@ def test_attributes_of_callbacks_are_compared() -> None:
         before = guards.key("step")
         callback.weight = 2.0
         guards.refresh("step")
-        assert guards.key("step") != before
+        changed = guards.key("step")
+        assert changed != before
+        callback.weight = 1.0
+        guards.refresh("step")
+        first = guards.key("step")
+    another = Callback()
+    another.weight = 2.0
+    guards.begin_run({"self": module, "trainer.callbacks[0]": another})
+    assert first != guards.key("step") == changed
     assert "__getattribute__" not in vars(Callback)
 
 

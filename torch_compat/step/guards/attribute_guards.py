@@ -159,23 +159,28 @@ class AttributeGuards:
     def refresh(self, step: str) -> None:
         """Find what ``step`` reads and was changed without an assignment that is followed; cheap where nothing was."""
         held = self._held.get(step)
-        if held is None or (held.assigned == len(self._assigned) and not held.places.changed()):
-            return
-        self._note_changed(held)
-        self._hold(step)
+        if held is not None and held.places.changed():
+            self._note_changed(held)
+            self._hold(step)
 
     def _note_changed(self, held: _Held) -> None:
-        changed = {where for where, (place, before) in zip(held.where, held.places.marks, strict=True) if place.now() != before}
-        if not changed <= self._assigned:
+        """Note what is otherwise where it was held, also since the owner of this name is another object by now."""
+        befores = (before for _, before in held.places.marks)
+        changed = {where for where, before in zip(held.where, befores, strict=True) if self._place(where).now() != before}
+        if changed:
             self._assigned |= changed
             self._changes += 1
 
     def _hold(self, step: str) -> None:
-        """Remember the attributes that ``step`` reads, but for assigned ones, which are compared anyway."""
-        read = self._reads.get(step, set()) - self._assigned
+        """Remember the attributes that ``step`` reads, but for those whose values are inputs."""
+        inputs = {where for where in self._inputs.get(step, ()) if where[0] not in self._others}  # else their type may change
+        read = self._reads.get(step, set()) - self._carried.get(step, set()) - inputs
         where = [one for one in read if one[0] in self._owners and one[1] not in _MODULE_INTERNALS]
-        places = Locations(Entry(self._owners[owner].__dict__, name, name) for owner, name in where)
-        self._held[step] = _Held(len(self._assigned), where, places)
+        self._held[step] = _Held(where, Locations(map(self._place, where)))
+
+    def _place(self, where: Where) -> Entry:
+        owner = self._owners.get(where[0])
+        return Entry({} if owner is None else owner.__dict__, where[1], where[1])
 
     @contextlib.contextmanager
     def capturing(self, step: str) -> Iterator[None]:
@@ -379,11 +384,9 @@ class _Held(NamedTuple):
     """The attributes that a step has read, as places.
 
     Attributes:
-        assigned: how many attributes had been assigned by then.
         where: they are.
         places: the same.
     """
 
-    assigned: int
     where: list[Where]
     places: Locations
