@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,9 @@ from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.checkpoint_name import format_name
 from torch_compat.utilities.cloud_io import is_local_path
 from torch_compat.utilities.rank_zero import rank_zero_warn
-from xlatrain.checkpoint import claims
+from xlatrain.checkpoint import DirectoryInUseError, claim, claims
+from xlatrain.checkpoint.filesystem import holds_checkpoints
+from xlatrain.cluster.launch import RESUME_SINCE
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -59,6 +62,21 @@ class CheckpointPaths(Checkpoint):
         if self.save_top_k != 0 and not (os.path.isdir(path) and os.access(path, os.W_OK)):
             why = "this process may not write to it" if os.path.isdir(path) else "it is no directory"
             rank_zero_warn(f"No checkpoint can be saved in {dirpath}, because of {path}: {why}. Pass another dirpath.")
+
+    @staticmethod
+    def _claim(trainer: Trainer, dirpath: str) -> None:
+        """For as long as the run lasts; every process raises where process 0 finds another run there."""
+        refusal = ""
+        claims = getattr(trainer, "_claims", None)  # a test's stand-in for a Trainer has none
+        if claims is not None and trainer.is_global_zero and holds_checkpoints(dirpath):
+            try:
+                claims.append(claim(dirpath, os.environ.get(RESUME_SINCE, "")))
+            except DirectoryInUseError as error:
+                refusal = str(error)
+            except OSError:  # not writable: said above, and raised by the save
+                pass
+        if refusal := trainer.strategy.broadcast(refusal):
+            raise DirectoryInUseError(refusal)
 
     def format_checkpoint_name(
         self, metrics: dict[str, Tensor], filename: str | None = None, ver: int | None = None, prefix: str | None = None
@@ -165,3 +183,10 @@ def _replace_by_link(linkpath: str, target: str) -> None:
         (shutil.copytree if os.path.isdir(source) else shutil.copy2)(source, linkpath)
     else:
         os.replace(temporary, linkpath)  # at no time is there no link
+
+
+def remove_empty(dirpath: Path) -> None:
+    """Remove directories of checkpoints in which a killed run had written nothing yet; the run has claimed ``dirpath``."""
+    for path in dirpath.glob("*.ckpt"):
+        with suppress(OSError):  # no directory, or not empty
+            path.rmdir()

@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,16 +16,14 @@ import torch
 import yaml
 from torch import Tensor
 
-from torch_compat.callbacks.checkpoint_paths import CheckpointPaths
+from torch_compat.callbacks.checkpoint_paths import CheckpointPaths, remove_empty
 from torch_compat.stock_names.removed_arguments import OF_CHECKPOINT, naming_removed_arguments
 from torch_compat.utilities.cloud_io import get_filesystem, is_local_path
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_info
-from xlatrain.checkpoint import DirectoryInUseError, check_shared, claim
+from xlatrain.checkpoint import check_shared
 from xlatrain.checkpoint import clean as clean_checkpoints
-from xlatrain.checkpoint.filesystem import holds_checkpoints
 from xlatrain.cluster.distributed import world
-from xlatrain.cluster.launch import RESUME_SINCE
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
@@ -33,6 +31,10 @@ if TYPE_CHECKING:
     from torch_compat.utilities.types import STEP_OUTPUT
 
 _warnings = WarningCache()
+_STATE = (
+    *("monitor", "best_model_score", "best_model_path", "current_score", "dirpath", "best_k_models", "kth_best_model_path"),
+    *("kth_value", "last_model_path"),
+)
 _REMEMBERED = 4  # checkpoints that saves replaced; the removal of older ones is long done
 
 
@@ -194,22 +196,7 @@ class ModelCheckpoint(CheckpointPaths):
         if stage == "fit" and not trainer.fast_dev_run and (self.save_top_k != 0 or self.save_last):
             self._claim(trainer, dirpath)
             if trainer.is_global_zero and is_local_path(dirpath):
-                _remove_empty(Path(dirpath))
-
-    @staticmethod
-    def _claim(trainer: Trainer, dirpath: str) -> None:
-        """For as long as the run lasts; every process raises where process 0 finds another run there."""
-        refusal = ""
-        claims = getattr(trainer, "_claims", None)  # a test's stand-in for a Trainer has none
-        if claims is not None and trainer.is_global_zero and holds_checkpoints(dirpath):
-            try:
-                claims.append(claim(dirpath, os.environ.get(RESUME_SINCE, "")))
-            except DirectoryInUseError as error:
-                refusal = str(error)
-            except OSError:  # not writable: said above, and raised by the save
-                pass
-        if refusal := trainer.strategy.broadcast(refusal):
-            raise DirectoryInUseError(refusal)
+                remove_empty(Path(dirpath))
 
     def continues(self, replaced: Sequence[str]) -> None:
         """The run continues one of whose :attr:`replaced` this was said in the checkpoint."""
@@ -281,10 +268,8 @@ class ModelCheckpoint(CheckpointPaths):
         self._await_commit(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self._should_save_on_exception(trainer):
-            self._save_for_exception(trainer, exception)
-
-    def _save_for_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        if not self.save_on_exception or self._has_nothing_to_save(trainer):
+            return
         candidates = self._monitor_candidates(trainer)
         path = self.format_checkpoint_name(candidates)
         self._save_checkpoint(trainer, path)
@@ -315,20 +300,11 @@ class ModelCheckpoint(CheckpointPaths):
         return every is None or (trainer.current_epoch + 1) % every == 0
 
     def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
-        return (
-            bool(trainer.fast_dev_run)
-            or trainer.state.fn != "fit"
-            or trainer.sanity_checking
-            or self._last_global_step_saved == trainer.global_step
-        )
+        return trainer.state.fn != "fit" or self._has_nothing_to_save(trainer)
 
-    def _should_save_on_exception(self, trainer: Trainer) -> bool:
-        return (
-            self.save_on_exception
-            and not trainer.fast_dev_run
-            and not trainer.sanity_checking
-            and self._last_global_step_saved != trainer.global_step
-        )
+    def _has_nothing_to_save(self, trainer: Trainer) -> bool:
+        saved = self._last_global_step_saved == trainer.global_step
+        return bool(trainer.fast_dev_run) or trainer.sanity_checking or saved
 
     def _should_save_on_train_epoch_end(self, trainer: Trainer) -> bool:
         if self._save_on_train_epoch_end is not None:
@@ -479,26 +455,14 @@ class ModelCheckpoint(CheckpointPaths):
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "monitor": self.monitor,
-            "best_model_score": self.best_model_score,
-            "best_model_path": self.best_model_path,
-            "current_score": self.current_score,
-            "dirpath": self.dirpath,
-            "best_k_models": self.best_k_models,
-            "kth_best_model_path": self.kth_best_model_path,
-            "kth_value": self.kth_value,
-            "last_model_path": self.last_model_path,
-        }
+        return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         saved_dirpath = state_dict.get("dirpath", self.dirpath)
         if self.dirpath == saved_dirpath:
             self.best_model_score = state_dict["best_model_score"]
-            self.kth_best_model_path = state_dict.get("kth_best_model_path", self.kth_best_model_path)
-            self.kth_value = state_dict.get("kth_value", self.kth_value)
-            self.best_k_models = state_dict.get("best_k_models", self.best_k_models)
-            self.last_model_path = state_dict.get("last_model_path", self.last_model_path)
+            for name in ("kth_best_model_path", "kth_value", "best_k_models", "last_model_path"):  # old ones have not all of them
+                setattr(self, name, state_dict.get(name, getattr(self, name)))
         else:
             warnings.warn(
                 f"The dirpath has changed from {saved_dirpath!r} to {self.dirpath!r}. Of the old one only "
@@ -518,13 +482,6 @@ class ModelCheckpoint(CheckpointPaths):
             filepath = os.path.join(self.dirpath, "best_k_models.yaml")
         with self._fs.open(filepath, "w") as file:
             yaml.dump({path: score.item() for path, score in self.best_k_models.items()}, file)
-
-
-def _remove_empty(dirpath: Path) -> None:
-    """Remove directories of checkpoints in which a killed run had written nothing yet; the run has claimed ``dirpath``."""
-    for path in dirpath.glob("*.ckpt"):
-        with suppress(OSError):  # no directory, or not empty
-            path.rmdir()
 
 
 def _total(batches: int | float | list[int] | list[float] | list[int | float]) -> int | float:
