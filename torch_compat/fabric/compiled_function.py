@@ -20,6 +20,7 @@ from torch_compat.fabric.wrappers import unwrap
 from torch_compat.run.batches import flatten_batch
 from torch_compat.step.capture.cached_program import NamedStatic, StepName
 from torch_compat.step.guards.fingerprints import fingerprint
+from torch_compat.step.guards.taking import given_again
 from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.mesh_steps import UpdatingStep
@@ -67,7 +68,8 @@ class CompiledFunction:
             if not error.recoverable:
                 raise
             model.run_on_host(str(error))
-            return self._function(*args, **kwargs)
+            with given_again():
+                return self._function(*args, **kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         model = self._fabric._model

@@ -12,6 +12,7 @@ from torch.nn import Module
 
 from torch_compat.fabric.steps import Call, ModuleCall
 from torch_compat.run.batches import flatten_batch
+from torch_compat.step.guards.taking import given_again
 from torch_compat.step.host.scalars import ScalarTracer
 from xlatrain.bridge.errors import BridgeError
 
@@ -29,7 +30,8 @@ def call_on_mesh(model: MeshModel, module: Module, method: str, run: Callable[..
         return _Call(model, module, method, run, args, kwargs).result()
     except BridgeError as error:
         model.run_on_host(str(error))
-        return run(*args, **kwargs)
+        with given_again():
+            return run(*args, **kwargs)
 
 
 class _Call:

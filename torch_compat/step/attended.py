@@ -14,7 +14,7 @@ from typing import Any
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import BridgeError
 
-_MOST = 4
+_MOST = 8
 """Programs of a step, if few of them come again."""
 
 

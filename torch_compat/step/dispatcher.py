@@ -30,6 +30,7 @@ from torch_compat.step.eager.fallback import (
 from torch_compat.step.eager.host_evaluation import HostEvaluation
 from torch_compat.step.eager.once_more import once_more, raised
 from torch_compat.step.effects.logged import LogRecorder
+from torch_compat.step.guards.taking import given_again
 from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.kept_graphs import graphs_of
@@ -427,7 +428,8 @@ class StepDispatcher:
         if not isinstance(error, BridgeError):
             return self._raise_with_effects(error, eagerly)
         self.fall_back(error)
-        return eagerly()
+        with given_again():
+            return eagerly()
 
     def _batches(self) -> AutomaticOptimization | ManualOptimization | EagerOptimization:
         assert self.optimization is not None
@@ -456,7 +458,8 @@ class StepDispatcher:
         except Exception as error:
             if not self._on_host.takes(name, error, self._runner().log):
                 return self.after_failure(error, lambda: self._evaluate(name, batch, indices))
-        return self._evaluate(name, batch, indices)
+        with given_again():
+            return self._evaluate(name, batch, indices)
 
     def _raise_with_effects(self, error: Exception, eagerly: Callable[[], StepOutcome]) -> StepOutcome:
         """The user's step raised while it was captured: it runs eagerly once more, so that what it does before is kept.
@@ -469,7 +472,8 @@ class StepDispatcher:
         if compiled is None or not compiled.steps.raised(error) or not alone or not compiled.model.fits_host():
             raise error
         self._go_on_eagerly(raised(error))
-        outcome = once_more(error, eagerly)
+        with given_again():
+            outcome = once_more(error, eagerly)
         must_fall_back("auto", f"{type(error).__name__} was raised while the step was captured: {error}", self._run.strategy.mesh)
         return outcome
 

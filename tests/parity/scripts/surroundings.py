@@ -6,11 +6,12 @@ import array
 import dataclasses
 import functools
 import io
+import itertools
 import os
 import random
 import types
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -363,6 +364,40 @@ def fills_an_ordered_dict(run: Run) -> None:
 
     weighted(run, weight)
     run.note("left", list(made.items()))
+
+
+def halved() -> Iterator[float]:
+    """Numbers that go on from what is sent."""
+    value = 4.0
+    while True:
+        sent = yield value
+        value = value / 2 if sent is None else sent
+
+
+@case
+def takes_from_generators_and_draws(run: Run) -> None:
+    """No number comes again: they are inputs of one program."""
+    numbers, draws, counts = halved(), random.Random(3), itertools.count(1)
+
+    def weight(model: Any, loss: Tensor) -> Tensor:
+        found = loss * next(numbers) + draws.random() / next(counts)
+        return found + (numbers.send(3.0) if next(model.numbers) > 1.5 else 0.0)
+
+    weighted(run, weight)
+    run.note("left", [next(numbers), draws.random(), next(counts)])
+
+
+@case
+def takes_from_a_generator_in_vain(run: Run) -> None:
+    """A step that becomes eager after its Python has taken something: the eager step gets just that."""
+    numbers, counts = halved(), itertools.count(1)
+
+    def weight(model: Any, loss: Tensor) -> float:
+        found = next(numbers) / next(counts)
+        return found + (int(loss) % 2 if model.trainer.global_step > 2 else 0)
+
+    weighted(run, weight)
+    run.note("left", [next(numbers), next(counts)])
 
 
 @case

@@ -110,7 +110,9 @@ class CapturedStep(StepRun):
     def program_text(self) -> str:
         """A digest that is equal for steps that one program can serve, for batches of one form and no :attr:`reads_gradients`."""
         constants = "".join(map(text_of_constant, self.capture.constants.values()))
-        return hashlib.sha256(f"{self.capture.computation}{constants}{self.capture.result}{self.text}".encode()).hexdigest()
+        made_for = (self.optimizers.fingerprint(), self.scalars.outcomes, self.scalars.is_empty, self.scalars.array_forms)
+        text = f"{self.capture.computation}{constants}{self.capture.result}{made_for}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @functools.cached_property
     def caches(self) -> frozenset[tuple[str, str]]:

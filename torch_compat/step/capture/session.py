@@ -25,10 +25,12 @@ from torch_compat.step.effects.effects import Effects, forgotten, root_name
 from torch_compat.step.guards.place_guards import ChangedSurroundingsError
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.assumptions import Assumptions
+from torch_compat.step.host.changing_numbers import ChangingNumbers
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.scalar_plan import ArrayForm, ArraysWantedError
 from torch_compat.step.metrics.calls import MetricsImportedError
 from torch_compat.step.values.generators import same_state
+from torch_compat.step.values.taken_values import TAKEN
 from torch_compat.step.values.user_objects import may_be_followed
 from xlatrain.bridge.capture.autocast import as_on_a_gpu
 from xlatrain.bridge.capture.capture import Capture
@@ -93,7 +95,7 @@ class CaptureSession:
         self._changed = changed
         self._op_by_op: set[str] = set()  # names of steps that cannot be recorded
         self._arrays: dict[str, tuple[ArrayForm, ...]] = {}  # by name of the step, those that it used last
-        self._attended: set[str] = set()
+        self._attended: dict[str, ChangingNumbers] = {}
         self._redo: tuple[Callable[[], None], ...] = ()  # of the last run
         self.raised: Exception | None = None
 
@@ -117,7 +119,7 @@ class CaptureSession:
 
     def attend(self, name: str) -> None:
         """Run the Python of a step before each of its programs from now on: what it does on the host is left there."""
-        self._attended.add(name)
+        self._attended.setdefault(name, ChangingNumbers())
 
     def attends(self, name: str) -> bool:
         """Whether the Python of a step runs before each of its programs."""
@@ -125,7 +127,7 @@ class CaptureSession:
 
     def stop_attending(self, name: str) -> None:
         """A run of a step's Python stands for more than one step again."""
-        self._attended.discard(name)
+        self._attended.pop(name, None)
 
     def graph(self, name: str, spec: StepSpec, host_values: HostValues) -> Capture:
         """The graph of a run, of which nothing else is wanted.
@@ -195,7 +197,7 @@ class CaptureSession:
     def forget(self, name: str) -> None:
         """Let go of what is known of a step that is no more."""
         self._op_by_op.discard(name)
-        self._attended.discard(name)
+        self._attended.pop(name, None)
         self._arrays.pop(name, None)
 
     def _run(
@@ -252,7 +254,8 @@ class CaptureSession:
         try:
             precision = matmul_precision(torch.get_float32_matmul_precision())
             with self._guards.capturing(name, attended=attended) as changed, precision, self._lists(), no_hooks_installed():
-                inputs = replace(spec.inputs(attempt.host_values), arrays=attempt.arrays)
+                inputs = spec.inputs(attempt.host_values)
+                inputs = replace(inputs, arrays=attempt.arrays, numbers=self._attended.get(name))
                 if way is Way.OP_BY_OP and needs_graph(inputs):
                     way = Way.TRACED
                 run = run_step(spec, inputs, way)
@@ -266,7 +269,12 @@ class CaptureSession:
         if attended:
             self._op_by_op.update([name] if way is not Way.RECORDED else [])
             redone = (one.redo for one in changed if one.redo is not None)
-            self._redo = (*redone, *effects.redo, *([functools.partial(_set_host_random_state, after)] if drawn else []))
+            self._redo = (
+                TAKEN.settle,
+                *redone,
+                *effects.redo,
+                *([functools.partial(_set_host_random_state, after)] if drawn else []),
+            )
             return found
         if drawn:
             raise ImpureStepError(

@@ -28,6 +28,7 @@ from torch_compat.step.guards.module_tensors import still_there
 from torch_compat.step.guards.parameter_hooks import hooks_of
 from torch_compat.step.host.batch_texts import BatchTexts
 from torch_compat.step.host.batch_values import AskedValues
+from torch_compat.step.host.changing_numbers import ChangingNumbers
 from torch_compat.step.host.functions import recording_host_functions
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.number_functions import taking_host_scalars
@@ -69,6 +70,7 @@ class StepInputs:
         graphs: of the module's steps, of which one may be taken; None: none is kept.
         arrays: the forms of arrays that the step gets after the counters.
         states: like those of optimizers whose Python runs in the step; inputs, too. None: no optimizer runs in it.
+        numbers: of a step whose Python runs before each of its programs: those of its Python that change become inputs.
     """
 
     params: Mapping[str, torch.Tensor]
@@ -85,6 +87,7 @@ class StepInputs:
     graphs: RunGraphs | None = None
     arrays: tuple[ArrayForm, ...] = ()
     states: Mapping[InlineKey, torch.Tensor] | None = None
+    numbers: ChangingNumbers | None = None
 
     @property
     def form(self) -> Hashable:
@@ -228,6 +231,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 recording_host_functions(trace.calls),
                 taking_host_scalars(),
                 slicing_at_drawn_bounds(),
+                contextlib.nullcontext() if inputs.numbers is None else inputs.numbers.lifting(tracer),
                 trace.hooks.followed(),
             ):
                 texts = BatchTexts(tracer)

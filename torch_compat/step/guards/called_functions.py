@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils._pytree as pytree
 
 from torch_compat.step.guards.followed_functions import FollowedFunctions
 from torch_compat.step.guards.instrumented import Instrumented
@@ -38,7 +39,7 @@ from torch_compat.step.guards.known_functions import (
 from torch_compat.step.guards.locations import Ambient, Contents, Entry, File, Opaque, Result, static_lookup, text_of
 from torch_compat.step.guards.met_values import CONTAINERS, MetValues
 from torch_compat.step.guards.noted_places import TRANSPARENT, NotedPlaces
-from torch_compat.step.guards.one_shot_objects import keep_cached
+from torch_compat.step.guards.one_shot_objects import keep_cached, refuse
 from torch_compat.step.guards.origins import (
     is_generated,
     is_house,
@@ -48,12 +49,14 @@ from torch_compat.step.guards.origins import (
     names_of,
     texts_of,
 )
+from torch_compat.step.guards.taking import is_taking, iterator_of, take
 from torch_compat.step.host.arrays import HostArray, constructor
 from torch_compat.step.host.host_future import as_float, as_int
 from torch_compat.step.host.number_functions import extreme_of
 from torch_compat.step.host.scalars import HostScalar
-from torch_compat.step.values.marks import has_contents
+from torch_compat.step.values.marks import PLAIN, has_contents
 from torch_compat.step.values.names import MISSING
+from torch_compat.step.values.taken_values import TakenValues
 from torch_compat.step.values.user_objects import is_user_class
 from xlatrain.bridge.capture.stand_ins import class_of, stood_for
 
@@ -80,6 +83,8 @@ class CalledFunctions:
 
     def call(self, function: Any) -> Any:
         kind = type(function)
+        if self._places.taken is not None and is_taking(function):
+            return functools.partial(self._takes, self._places.taken, function)
         self._places.refuse_one_shot(function)
         if kind is types.FunctionType:
             return self._called(function, None)
@@ -120,7 +125,7 @@ class CalledFunctions:
         if function is int:
             return as_int
         if function is min or function is max:
-            return self._taking(extreme_of(function))
+            return self._wrapped(extreme_of(function))
         made = constructor(function)
         return None if made is None else self._wrapped(made)
 
@@ -223,6 +228,20 @@ class CalledFunctions:
             if isinstance(variables, dict):
                 self._places.note(Entry(variables, name, f"the variable {name}"), read=True)
             self._may_read(variables[name], wanted)
+
+    def _takes(self, taken: TakenValues, function: Any, *args: Any) -> Any:
+        """``function(*args)``, which takes from an iterator."""
+        iterator = iterator_of(function, args)
+        if not self._places.takes(iterator):
+            return self._wrapped(function)(*args)
+        if not all(issubclass(type(one), PLAIN) for one in args if one is not iterator):  # what stands in would stay in there
+            refuse(f"a {type(iterator).__name__}")
+        taken.takers.update(dict.fromkeys(self._instrumented.functions))
+        with self._instrumented.silent():
+            value = take(taken, function, args)
+        if any(isinstance(one, torch.Tensor) for one in pytree.tree_leaves(value)):
+            refuse(f"a {type(iterator).__name__}")  # they are others for each batch
+        return value
 
     def _noting(self, function: Any, note: Callable[..., None]) -> Callable[..., Any]:
         """``function`` with ``note`` before each call, which gets what it gets."""

@@ -41,6 +41,7 @@ from torch_compat.step.guards.origins import is_heap_type, is_house, is_library,
 from torch_compat.step.values import policy
 from torch_compat.step.values.marks import has_contents, inside, slots
 from torch_compat.step.values.names import MISSING
+from torch_compat.step.values.taken_values import TAKING
 from torch_compat.step.values.user_objects import attributes_of, is_user_class
 from xlatrain.bridge.capture.stand_ins import stood_for
 from xlatrain.bridge.errors import user_line
@@ -91,6 +92,8 @@ class MetValues:
             self._attribute_of_a_parameter(owner, name)
             if isinstance(owner, torch.Tensor):
                 self._places.note(Lookup(torch.Tensor, name, f"torch.Tensor.{name}"), read=True)
+            return
+        if name in TAKING and self._places.takes(owner):
             return
         self._places.refuse_one_shot(owner)
         if kind is RecordedObject:
@@ -267,6 +270,8 @@ class MetValues:
         if value is builtins.__dict__:  # in the globals of every module; a capture replaces some of them
             return
         self._places.refuse_one_shot(value)
+        if self._places.takes(value):
+            refuse(f"a {kind.__name__}")
         if id(value) in self._places.iterators:
             refuse(self._places.iterators[id(value)])
         if isinstance(value, types.FunctionType | types.MethodType | type | functools.partial):

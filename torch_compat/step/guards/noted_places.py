@@ -34,7 +34,7 @@ from torch_compat.step.guards.locations import (
     Variable,
     is_variable,
 )
-from torch_compat.step.guards.one_shot_objects import is_consumed, is_iterator, refuse
+from torch_compat.step.guards.one_shot_objects import is_consumed, is_found, is_iterator, refuse, runs_no_code
 from torch_compat.step.guards.origins import is_house, is_library, is_noted, is_third_party
 from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
@@ -44,6 +44,7 @@ from torch_compat.step.values.generators import state_of, use_of
 from torch_compat.step.values.marks import PLAIN, Same, inside, mark
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.own_dict import OwnDict
+from torch_compat.step.values.taken_values import TakenValues
 from torch_compat.step.values.user_objects import may_be_followed
 from xlatrain.bridge.patches import is_for_a_time
 
@@ -86,7 +87,10 @@ class NotedPlaces:
     Attributes:
         iterators: the text of the place where it was found, by the id of an iterator: the step did not make it.
         of_library: whether code of an installed package meets what is noted now.
+        taken: what the step has taken from iterators; None where it may not.
     """
+
+    taken: TakenValues | None = None
 
     def __init__(self, follow: Callable[[Location, Any], None], kept_changes: dict[Key, Location] | None = None) -> None:
         self.iterators: dict[int, str] = {}
@@ -133,6 +137,12 @@ class NotedPlaces:
         value = location.value()
         if is_consumed(value):
             self._one_shots[id(value)] = location.text
+
+    def takes(self, value: Any) -> bool:
+        """Whether it is an iterator that the step has found, and may take from."""
+        if self.taken is None or not is_iterator(value):
+            return False
+        return (id(value) in self.iterators or id(value) in self._one_shots or is_found(value)) and runs_no_code(value)
 
     def refuse_one_shot(self, value: Any) -> None:
         """Refuse an iterator or a mock that a name leads to.

@@ -15,6 +15,7 @@ from torch_compat.step.guards.locations import Key, Location, Lookup, static_loo
 from torch_compat.step.guards.met_values import MetValues
 from torch_compat.step.guards.noted_places import Change, NotedPlaces
 from torch_compat.step.values.names import MISSING
+from torch_compat.step.values.taken_values import TakenValues
 from torch_compat.step.values.user_objects import is_user_class
 
 _HOOKS_OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
@@ -28,6 +29,7 @@ class Observation:
         roots: objects whose attributes are followed where they are read (modules of the tree).
         method: the name of the method that is run.
         kept_changes: the places that earlier runs of the step have changed in installed packages, which is added to.
+        taken: what the step has taken from iterators; None where it may not.
     """
 
     def __init__(
@@ -36,8 +38,10 @@ class Observation:
         roots: Collection[Any],
         kept_changes: dict[Key, Location] | None = None,
         method: str = "",
+        taken: TakenValues | None = None,
     ) -> None:
         self._places = NotedPlaces(self._follow_found, kept_changes)
+        self._places.taken = taken
         self.instrumented = Instrumented(self)
         self._functions = FollowedFunctions(self._places, self.instrumented, lambda value: self._values.walk(value))
         self._values = MetValues(self._places, self._functions, set(map(id, roots)))

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
+import itertools
 import traceback
+import types
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from torch_compat.step.values import policy
+from torch_compat.step.values.marks import PLAIN
 from torch_compat.step.values.mocks import is_mock_class
 from torch_compat.step.values.user_objects import is_user_class, is_user_object
 from xlatrain.bridge.errors import CaptureError, user_line
@@ -39,10 +43,56 @@ def is_iterator(value: Any) -> bool:
     return _gives_anew(kind) and not is_mock_class(kind)
 
 
+_SIMPLE = frozenset(
+    (
+        *(type(iter(one)) for one in ([], (), "", b"", range(0), range(1 << 70), {}, {}.values(), {}.items(), set(), deque())),
+        *(
+            type(reversed([])),
+            itertools.count,
+            itertools.cycle,
+            itertools.repeat,
+            itertools.chain,
+            itertools.islice,
+            zip,
+            enumerate,
+        ),
+    )
+)
+_PURE = frozenset({"abs", "float", "int", "len", "max", "min", "range", "round", "sum"})
+
+
+def runs_no_code(iterator: Any) -> bool:
+    """Whether taking from an iterator runs no code that could see that a step is being captured.
+
+    So it is with Python's own, and with a generator that only computes with its own variables, which are numbers and the like.
+    """
+    if type(iterator) is types.GeneratorType:
+        return _is_closed(iterator)
+    if type(iterator) not in _SIMPLE:
+        return False
+    held = [one for found in gc.get_referents(iterator) for one in (found if type(found) is tuple else (found,))]
+    return all(runs_no_code(one) for one in held if hasattr(type(one), "__next__"))
+
+
+def _is_closed(generator: types.GeneratorType[Any, Any, Any]) -> bool:
+    code, frame = generator.gi_code, generator.gi_frame
+    if frame is None:
+        return True
+    names = code.co_names
+    if code.co_freevars or not _PURE.issuperset(names) or not frame.f_globals.keys().isdisjoint(names):
+        return False
+    plain = all(isinstance(one, PLAIN) or type(one) is range or runs_no_code(one) for one in frame.f_locals.values())
+    nested = any(isinstance(one, types.CodeType) for one in code.co_consts)
+    return plain and not nested and (generator.gi_yieldfrom is None or runs_no_code(generator.gi_yieldfrom))
+
+
 def holds_consumed(value: Any, depth: int = 0) -> bool:
     """Whether there is one in it: in a container, or an object of the user's."""
     if is_consumed(value):
-        return True
+        if not _TAKING or not runs_no_code(value):
+            return True
+        _TAKING[-1][id(value)] = value
+        return False
     if depth == policy.DEPTH_OF_ITERATORS:
         return False
     held: Any = ()
@@ -53,15 +103,35 @@ def holds_consumed(value: Any, depth: int = 0) -> bool:
     return len(held) <= policy.FEW and any(holds_consumed(one, depth + 1) for one in tuple(held))
 
 
+@contextlib.contextmanager
+def taking() -> Iterator[None]:
+    """Within the block the step may take from iterators that it finds."""
+    _TAKING.append({})
+    try:
+        yield
+    finally:
+        _TAKING.pop()
+
+
+_TAKING: list[dict[int, Any]] = []
+
+
+def is_found(iterator: Any) -> bool:
+    """Whether the step has found the iterator in an attribute, and may take from it."""
+    return bool(_TAKING) and id(iterator) in _TAKING[-1]
+
+
 def refuse(text: str) -> NoReturn:
     """Raises:
     CaptureError: always; names the user's line.
     """
-    raise CaptureError(
+    error = CaptureError(
         f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: it uses {text}, an iterator or a mock, "
         "which a compiled step would do only once.\n  Fix: take from it in a hook (on_train_batch_start) or in the dataset; "
         "several loaders can be given to the Trainer as a dict or list."
     )
+    error.per_batch = not _TAKING
+    raise error
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ from torch_compat.step.guards.looks import looked_at
 from torch_compat.step.guards.module_structure import ModuleStructure
 from torch_compat.step.guards.noted_places import Change
 from torch_compat.step.guards.observation import Observation
-from torch_compat.step.guards.one_shot_objects import emptied
+from torch_compat.step.guards.one_shot_objects import emptied, taking
+from torch_compat.step.values.taken_values import TAKEN
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
 
@@ -179,11 +180,14 @@ class PlaceGuards:
             (*self._module.modules(), *self._roots.values()),
             followed.kept_changes,
             getattr(step, "method", step),
+            TAKEN if attended else None,
         )
         kept: list[Change] = []
         changes = []
         try:
-            with emptied(), observation.instrumented:
+            if attended:
+                TAKEN.rewind()
+            with emptied(), taking() if attended else contextlib.nullcontext(), observation.instrumented:
                 yield kept
         finally:
             found, changes = observation.settle(self._changed, attended=attended)
