@@ -275,6 +275,7 @@ EAGER_CASES = {
     "a_size_of_the_batch_before_one_of_the_results": "torch.unique",
     "entries_under_values_of_the_batch": "makes an entry of self.kept under a key that is a value of its own batch",
     "hooks_before_optimizer_steps_registered_late": "register_step_pre_hook",
+    "what_was_drawn_for_a_program_that_cannot_be_made": "view.dtype",
     "an_optimizer_that_nobody_has_returned": "SGD) that configure_optimizers did not return",
     "raises_in_the_closure_of_an_optimizer_step": "the step raises ValueError",
     "a_schedule_that_ends_too_early": "the step raises IndexError",

@@ -161,6 +161,7 @@ class MeshStepRunner:
                 if step.replaces_state:
                     step.put_back(program, before(structure, new, guarded.left))
         except BridgeError:
+            host_values.give_back()
             step.undo()
             raise
         step.take(program, new, outputs)
@@ -190,8 +191,7 @@ class MeshStepRunner:
         self._variants.note_wrong(program)
         assumptions.known = [*(one.outcome for one in assumed[: wrong[0]]), outcome]
         assumptions.other = {}
-        if assumptions.take_back is not None:
-            assumptions.take_back()
+        host_values.give_back()
         return False
 
     def evaluate(self, name: str, batch: PlacedBatch, static: Hashable, host_values: HostValues, call: UserCall) -> StepOutcome:

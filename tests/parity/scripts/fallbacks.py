@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextvars
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from basics import Regression
 from recording import Run, case, main
@@ -270,6 +272,20 @@ def an_optimizer_that_nobody_has_returned(run: Run) -> None:
             return None
 
     fit(run, Own())
+
+
+@case
+def what_was_drawn_for_a_program_that_cannot_be_made(run: Run) -> None:
+    class Drawing(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            scale = float(np.random.rand()) + random.random()
+            halves = batch[0].long().view(torch.int32)  # what 64 bits hold: not computed where those are 32
+            return super().training_step(batch, batch_idx) * scale + halves.abs().max()
+
+    np.random.seed(0)
+    random.seed(0)
+    fit(run, Drawing())
+    run.note("next", [float(np.random.rand()), random.random()])
 
 
 if __name__ == "__main__":

@@ -143,12 +143,11 @@ class CachedProgram:
             self.step.kept.note_audited((self.step.text, self.step.reads), self.runs)
 
     def draw(self, host_values: HostValues) -> None:
-        """Make the step's random draws; where it may turn out to be another program's turn, so that they can be taken back."""
-        draws, take_back = self.step.scalars.draws, None
+        """Make the random draws of the step, so that they can be taken back where something else may have to run for them."""
+        draws, may_fail = self.step.scalars.draws, bool(self.step.scalars.assumed) or self.runs == 0
+        host_values.take_back = None
         if draws:
-            take_back = (draws.try_out if self.step.scalars.assumed else draws.make)(host_values.numbers)
-        if host_values.assumptions is not None:
-            host_values.assumptions.take_back = take_back
+            host_values.take_back = (draws.try_out if may_fail else draws.make)(host_values.numbers)
 
     def rescan(self) -> None:
         """Compare the tensors in the graph, as a pass over batches begins: they may have changed since the last pass."""

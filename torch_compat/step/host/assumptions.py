@@ -6,7 +6,7 @@ Python that asks for such a value gets a guess. The program gives what came out,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,14 +32,12 @@ class Assumptions:
 
     Attributes:
         known: the first ones, as programs have found them for this state and this batch.
-        take_back: takes back the random draws that were made for the program that is about to run.
         asked: the outcomes that the capture which is going on, or was last, has got.
         other: by position, the opposite of a guess with which a capture came to nothing.
         forced: the outcomes to go through with, as another run did; None: those that are known, then guesses.
     """
 
     known: list[int] = field(default_factory=list)
-    take_back: Callable[[], None] | None = None
     asked: list[tuple[int, bool]] = field(default_factory=list)
     other: dict[int, int] = field(default_factory=dict)
     forced: Sequence[int] | None = None

@@ -64,12 +64,20 @@ class HostValues:
         others: the leaves of the batch that are no tensors.
         batch: the tensors of the batch as the host has them; None where its values are not to be had.
         assumptions: the outcomes of the step that are known or guessed; None where it may not be captured for outcomes.
+        take_back: takes back the random draws that were made for the program that is about to run, where they may have to be.
     """
 
     numbers: HostNumbers
     others: Sequence[Any] = ()
     batch: BatchValues | None = None
     assumptions: Assumptions | None = None
+    take_back: Callable[[], None] | None = None
+
+    def give_back(self) -> None:
+        """The program for which random draws were made is not the one that counts, or there is none: nothing has been drawn."""
+        if self.take_back is not None:
+            self.take_back()
+        self.take_back = None
 
 
 Expression = Callable[[HostValues], Any]

@@ -141,7 +141,8 @@ def extreme_of(function: Callable[..., Any]) -> Callable[..., Any]:
     def extreme(*args: Any, **kwargs: Any) -> Any:
         kinds = {one.__class__ for one in args}
         first = next((one for one in args if type(one) is HostScalar), None)
-        if first is None or kwargs or len(args) < 2 or kinds not in ({int}, {float}):
+        numbers = all(type(one) in (int, float, HostScalar) for one in args)  # a value of the step is compared: that is known
+        if first is None or kwargs or len(args) < 2 or not numbers or kinds not in ({int}, {float}):
             return function(*args, **kwargs)
         return first.of_several(function, args)
 

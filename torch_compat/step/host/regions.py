@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+import torch.utils._pytree as pytree
 
 from torch_compat.step.host.scalars import HostScalar
+from xlatrain.bridge.capture.masked_rows.masked_rows import REPLACED
 from xlatrain.bridge.patches import patched
 
 
@@ -112,13 +114,13 @@ class Region(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        first = next(one for one in (*args, *kwargs.values()) if type(one) is Region)
+        first = next(one for one in pytree.tree_leaves((args, kwargs)) if type(one) is Region)
         name = getattr(func, "__name__", "")
         if func in _KNOWN:
             return func(first.whole)
         if name in ("sum", "mean") and len(args) == 1 and not kwargs:
             return _reduced(first, mean=name == "mean")
-        if not all(_goes_with(one, first) for one in (*args, *kwargs.values())):
+        if not all(_goes_with(one, first) for one in pytree.tree_leaves((args, kwargs))):
             first.refuse()
         if name in _IN_PLACE and type(args[0]) is Region:
             changed = first.whole.clone()
@@ -132,7 +134,7 @@ class Region(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        next(one for one in (*args, *(kwargs or {}).values()) if type(one) is Region).refuse()
+        next(one for one in pytree.tree_leaves((args, kwargs or {})) if type(one) is Region).refuse()
 
 
 _KNOWN = frozenset(
@@ -283,5 +285,12 @@ def slicing_at_drawn_bounds() -> Iterator[None]:
         else:
             assign(self, index, value)  # which asks for the bounds
 
-    with patched([(torch.Tensor, "__getitem__", get_item), (torch.Tensor, "__setitem__", set_item)]):
-        yield
+    # torch passes what stands in the place of its own to overrides, which ask for its own
+    standing = {get_item: REPLACED.get(take, take), set_item: REPLACED.get(assign, assign)}
+    REPLACED.update(standing)
+    try:
+        with patched([(torch.Tensor, "__getitem__", get_item), (torch.Tensor, "__setitem__", set_item)]):
+            yield
+    finally:
+        for function in standing:
+            REPLACED.pop(function, None)

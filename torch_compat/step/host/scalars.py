@@ -343,7 +343,7 @@ class HostScalar:
             return _row(args[0], args[1])
         leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
         like = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
-        if like is not None and func not in _INDEXING:
+        if like is not None and func not in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):  # patched ones while capturing
             traced = [_as_like(leaf.tensor(), like) if type(leaf) is HostScalar else leaf for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(traced, spec)
             with contextlib.suppress(TypeError, RuntimeError):  # a size, a dim, a rate: torch wants a number there
@@ -461,9 +461,6 @@ def _as_number(value: Any) -> Any:
 def _is_number(value: Any) -> bool:
     """Whether it is a counter, a number, or an argument of numpy's that is left out."""
     return type(value) is HostScalar or value is None or isinstance(value, int | float)
-
-
-_INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
 def _row(tensor: torch.Tensor, index: HostScalar) -> torch.Tensor:
