@@ -18,6 +18,7 @@ from torch_compat.step.guards.module_structure import changes, note_change
 from torch_compat.step.guards.module_tensors import ModuleTensors
 from torch_compat.step.materialize import detach_sources, place_tensors
 from torch_compat.step.metrics.calls import metric_modules
+from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import host_value, is_here, place, to_torch
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.tensors.dtypes import jax_dtype
@@ -354,6 +355,22 @@ class ModelState:
         self.grads, self.differentiated = None, frozenset()
         if self._state.accumulated:
             self._state = replace(self._state, accumulated={})
+
+    def begin_batch(self, batch_idx: int, accumulate: int) -> None:
+        """A batch of a window of ``accumulate`` begins: the first finds no gradients, the others those of the batches before.
+
+        Raises:
+            MisconfigurationException: the window has become another one, and the gradients of the batch before are gone.
+        """
+        if batch_idx % accumulate == 0:
+            self.drop_gradients()
+        elif self.differentiated:
+            raise MisconfigurationException(
+                f"`accumulate_grad_batches` was set to {accumulate} before batch {batch_idx} of an epoch, in the middle of a "
+                f"window of {accumulate}. Lightning adds to the gradients that the last optimizer step has used, of which a "
+                "compiled step keeps none: set it as an epoch (`GradientAccumulationScheduler`) or such a window begins, "
+                "override `on_before_optimizer_step`, which shows gradients, or run eagerly (XLATRAIN_EXECUTOR=eager)"
+            )
 
     def _gone_gradient(self, name: str) -> torch.Tensor:
         """A stand-in for a gradient that never left its program: it is there, but has no values to show."""

@@ -84,8 +84,8 @@ class AutomaticSteps:
                 return loss if isinstance(outcome.result, torch.Tensor) else outcome.result
             self._follow_clipping()
             placed = run.steps.place(batch)
-            if fused and batch_idx % accumulate == 0:
-                run.model.drop_gradients()
+            if fused:
+                run.model.begin_batch(batch_idx, accumulate)
             hyper, static = self._update.numbers()
             mode = "fused" if fused else "split"
             step = TrainingStep(run.steps, placed, mode, accumulate, hyper, static, run.host_values(batch_idx), user_step)

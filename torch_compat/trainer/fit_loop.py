@@ -219,19 +219,18 @@ class FitLoop(Loop):
         counts.batch_stage = Stage.READY
         batch = trainer.executor.transferred(batch, 0)
         trainer.metric_log.begin_batch(self.results, batch)
-        stepped = not counts.accumulates()
         outcome = None
         if batch is None:
             self._none_given.warn("train_dataloader yielded None. If this was on purpose, ignore it: no step is made.")
         else:
-            outcome = self._step(batch, batch_idx, stepped)
+            outcome = self._step(batch, batch_idx)
         counts.step_ran = True
         counts.batch_stage = Stage.PROCESSED
         self._validated = False
         if outcome is not None:
             self.take_logs(outcome)
         last = counts.all_batches_done
-        if stepped:
+        if not counts.accumulates():  # asked each time: hooks may set how many batches accumulate
             step_schedulers(trainer, "step", batch_idx=batch_idx, plateau=False)
         if last:
             step_schedulers(trainer, "epoch", batch_idx=batch_idx, plateau=False)
@@ -241,15 +240,15 @@ class FitLoop(Loop):
         if outcome is not None and not trainer.run_time.announced:
             announce(trainer)
         counts.batch_stage = Stage.COMPLETED
-        if stepped and trainer.metric_log.is_due():
+        if not counts.accumulates() and trainer.metric_log.is_due():
             trainer.metric_log.send(self.results.metrics(on_step=True).log)
         self._validate_if_due(batch_idx, last)
-        if stepped:
+        if not counts.accumulates():
             step_schedulers(trainer, "step", batch_idx=batch_idx, plateau=True)
             counts.progress.logged_step += 1
         counts.end_batch()
 
-    def _step(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
+    def _step(self, batch: Any, batch_idx: int) -> StepOutcome:
         """The batch's first hooks and its step."""
         trainer = self._trainer
         if self._ends_epoch(batch, batch_idx):
@@ -259,6 +258,7 @@ class FitLoop(Loop):
             self.counts.end_batch()
             raise _SkipRestOfEpoch
         self.counts.batch_stage = Stage.STARTED
+        stepped = not self.counts.accumulates()
         if profiling.records(trainer):
             with profiling.action(trainer, "run_training_batch"), profiling.strategy_action(trainer, "training_step"):
                 return trainer.executor.train(batch, batch_idx, stepped)

@@ -71,3 +71,27 @@ def counters_of_manual_optimization(run: Run) -> None:
             optimizer.step()
 
     fit_counted(run, Manual())
+
+
+class Accumulating(pl.Callback):
+    """Sets how many batches accumulate, in a hook of every third batch: 2, 3, 1, …"""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self.turn)
+        self.turns = 0
+
+    def turn(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.turns += 1
+        if self.turns % 3 == 0:
+            trainer.accumulate_grad_batches = trainer.accumulate_grad_batches % 3 + 1
+
+    def on_before_optimizer_step(self, *_: Any) -> None:
+        """Gradients are seen, and stay: a window that begins in its middle adds to those of the step before."""
+
+
+@case
+def accumulation_that_hooks_set(run: Run) -> None:
+    for hook in ("on_train_batch_start", "on_train_batch_end", "on_validation_end"):
+        model = Regression()
+        trainer = run.trainer(max_epochs=2, val_check_interval=1, limit_val_batches=1, callbacks=[Accumulating(hook)])
+        run.fit(model, trainer, run.loader(*regression_data(112)), run.loader(*regression_data(32, 1)))

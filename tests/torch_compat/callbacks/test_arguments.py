@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from torch_compat import Trainer
 from torch_compat.callbacks import (
     BasePredictionWriter,
     Callback,
@@ -23,6 +25,7 @@ from torch_compat.callbacks import (
 )
 from torch_compat.callbacks.checkpoint_name import format_name
 from torch_compat.callbacks.optimizer_names import name_optimizers
+from torch_compat.demos.boring_classes import BoringModel
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 
@@ -158,6 +161,20 @@ def test_accumulation_schedule() -> None:
     assert given == {4: 2, 8: 3}, "the user's dict is left alone"
     assert schedule.going_to_accumulate_grad_batches()
     assert not GradientAccumulationScheduler({2: 1}).going_to_accumulate_grad_batches()
+
+
+@pytest.mark.parametrize(("batch", "found"), [(0, "set to 2 before batch 1 of"), (1, None), (2, "before batch 3"), (3, None)])
+def test_a_window_that_begins_in_its_middle_is_refused_where_gradients_are_gone(batch: int, found: str | None) -> None:
+    def turn(trainer: Trainer, module: Any, outputs: Any, seen: Any, batch_idx: int) -> None:
+        trainer.accumulate_grad_batches = 2 if batch_idx == batch else trainer.accumulate_grad_batches
+
+    options: dict[str, Any] = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    callback = LambdaCallback(on_train_batch_end=turn)
+    trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, limit_train_batches=5, callbacks=[callback], **options)
+    with pytest.raises(MisconfigurationException, match=found) if found else contextlib.nullcontext():
+        trainer.fit(BoringModel())
 
 
 def test_groups_of_one_optimizer_need_different_names() -> None:

@@ -128,8 +128,7 @@ class AutomaticOptimization:
         accumulate = run.accumulate_grad_batches
         if not self._overridden and not self.keeps_gradients:
             mode = "fused" if stepped else "accumulate"
-            if batch_idx % accumulate == 0:
-                self._steps.model.drop_gradients()
+            self._steps.model.begin_batch(batch_idx, accumulate)
             if stepped and self._hooks.before_step(self._optimizer):
                 self._push_states()
             hyper, static = self.update.numbers()
