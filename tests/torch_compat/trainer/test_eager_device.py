@@ -49,7 +49,7 @@ def test_gpus_that_only_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     before = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update("jax_platforms", None)
     try:
-        with pytest.raises(MisconfigurationException, match=r"sees 2 GPU\(s\), JAX does not, .*pip install 'jax\[cuda12\]'"):
+        with pytest.raises(MisconfigurationException, match=r"sees 2 GPU\(s\), JAX does not, .*pip install 'jax\[cuda13\]'"):
             find_devices(None, "auto", 1)
         assert find_devices("cpu", 1, 1)[0].platform == "cpu"
     finally:

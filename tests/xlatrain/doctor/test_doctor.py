@@ -145,7 +145,7 @@ def test_every_variable_that_we_read_is_known() -> None:
 @pytest.mark.parametrize(
     ("present", "versions", "environment", "expected"),
     [
-        ({"cuda": 2}, {}, {}, ("fault", "pip install 'jax[cuda12]'")),
+        ({"cuda": 2}, {}, {}, ("fault", "pip install 'jax[cuda13]'")),
         ({"tpu": 4}, {}, {}, ("fault", "pip install 'jax[tpu]'")),
         ({"cuda": 2}, {"jax-cuda12-plugin": "0.10.2"}, {}, ("fault", "run `python -c 'import jax; jax.devices()'`")),
         ({"tpu": 4}, {"libtpu": "0.0.42"}, {"JAX_PLATFORMS": "cpu"}, ("warning", "unset JAX_PLATFORMS to use them")),

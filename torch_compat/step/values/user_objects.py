@@ -16,7 +16,7 @@ import torch
 from torch_compat.step.values import policy
 from xlatrain.bridge.errors import is_user_file
 
-_HEAP_TYPE = 1 << 9
+_IMMUTABLE_TYPE = 1 << 8
 
 
 def attribute_of(value: Any, name: str) -> Any:
@@ -40,8 +40,8 @@ def is_user_object(value: Any) -> bool:
 
 def may_be_followed(value: Any) -> bool:
     """Whether an :class:`~torch_compat.step.effects.recorder.EffectRecorder` can have ``value`` as a root."""
-    in_python = type(value).__flags__ & _HEAP_TYPE  # reads of its attributes can be noticed
-    return isinstance(value, list | dict | set | deque) or bool(in_python and attributes_of(value) is not None)
+    noticed = not type(value).__flags__ & _IMMUTABLE_TYPE  # reads of its attributes can be
+    return isinstance(value, list | dict | set | deque) or (noticed and attributes_of(value) is not None)
 
 
 @functools.cache

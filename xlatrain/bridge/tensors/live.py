@@ -85,12 +85,13 @@ class LiveTensors:
         self._traced: Mapping[str, torch.Tensor] | None = None
 
     def adopt(self, tensors: Mapping[str, torch.Tensor], storageless: Collection[str] = ()) -> None:
-        """Make ``tensors`` live; their current host values count as current.
+        """Make ``tensors`` live, of this model alone; their current host values count as current.
 
         Those named in ``storageless`` have no host memory (:mod:`xlatrain.bridge.tensors.host_copies`). They get it when they are
         read, and lose it with the next step, or when another one needs it.
         """
         for name, tensor in tensors.items():
+            disown(tensor)
             tensor.__class__ = _live_class(type(tensor))
             tensor._live = (self, name)  # pyright: ignore[reportAttributeAccessIssue]
             self._tensors[name] = tensor
@@ -131,17 +132,18 @@ class LiveTensors:
             del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
         return lost
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: str, tensor: torch.Tensor) -> None:
         """Make the tensor an ordinary one: its values are no longer followed."""
-        self._copies.remove(name)
-        tensor = self._tensors.pop(name)
+        if self._tensors.get(name) is tensor:
+            self._copies.remove(name)
+            del self._tensors[name]
         tensor.__class__ = type(tensor).__mro__[2]
         del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
 
     def replace(self, name: str, tensor: torch.Tensor) -> None:
         """Put another tensor in the place of the tensor ``name``, which becomes an ordinary tensor; the new values count."""
         self.refresh(name)
-        self._forget(name)
+        self._forget(name, self._tensors[name])
         self._exposed.discard(name)
         self.adopt({name: tensor})
 
@@ -306,7 +308,7 @@ def disown(tensor: torch.Tensor) -> bool:
     if not isinstance(tensor, _Live):
         return False
     owner, name = tensor._live
-    owner._forget(name)
+    owner._forget(name, tensor)
     return True
 
 
