@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from torch_compat.preflight.errors import PreflightError
 from torch_compat.step.model_state import ModelState
 from xlatrain.bridge.tensors.dtypes import jax_dtype
+from xlatrain.bridge.tensors.live import disown
 from xlatrain.mesh.sharding import like_parameters
 from xlatrain.step.stacking import Stacking, stack_sharding
 from xlatrain.step.state import TrainState
@@ -77,8 +78,8 @@ class AbstractModelState(ModelState):
 
     def release(self, *, to_host: bool, failed: bool = False) -> list[str]:
         """Give the module's tensors their own class back; their values have not been touched."""
-        for name in self._tensors:
-            self.live._forget(name)
+        for tensor in self._tensors.values():
+            disown(tensor)
         self._tensors = {}
         return []
 
