@@ -200,7 +200,7 @@ def optimized_by_hand(run: Run) -> None:
 def loop(run: Run, compiled: bool) -> None:
     """Fabric's loop over the batches, as it is or compiled."""
     fabric = Fabric(
-        accelerator="cpu", devices=run.devices, num_nodes=run.nodes, strategy=run.strategy, loggers=RecordingLogger(run)
+        accelerator=run.accelerator, devices=run.devices, num_nodes=run.nodes, strategy=run.strategy, loggers=RecordingLogger(run)
     )
     fabric.launch()
     model = nn.Linear(4, 1)

@@ -269,7 +269,7 @@ def optimized_by_hand_where_gradients_are_small(run: Run) -> None:
 @case
 def in_a_compiled_loop_with_a_branch_on_the_loss(run: Run) -> None:
     fabric: Any = Fabric(
-        accelerator="cpu", devices=run.devices, num_nodes=run.nodes, strategy=run.strategy, loggers=RecordingLogger(run)
+        accelerator=run.accelerator, devices=run.devices, num_nodes=run.nodes, strategy=run.strategy, loggers=RecordingLogger(run)
     )
     fabric.launch()
     model = nn.Linear(4, 1)

@@ -18,7 +18,7 @@ Step = Callable[..., Any]
 
 def fabric_of(run: Run, **options: Any) -> Fabric:
     fabric = Fabric(
-        accelerator="cpu",
+        accelerator=run.accelerator,
         devices=run.devices,
         num_nodes=run.nodes,
         strategy=run.strategy,
