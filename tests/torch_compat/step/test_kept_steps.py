@@ -206,7 +206,7 @@ def test_a_fit_with_another_optimizer_is_another_program(options: dict[str, Any]
     """The module's attributes are the same objects: only what is made of them is another."""
     net = Training()
     choice = [torch.optim.SGD, {"lr": 0.1}]
-    net.configure_optimizers = lambda: choice[0](net.parameters(), **choice[1])  # type: ignore[method-assign]
+    net.configure_optimizers = lambda: choice[0](net.parameters(), **choice[1])
 
     def change() -> None:
         choice[:] = [
