@@ -128,6 +128,12 @@ class Program:
     features: tuple[tuple[int, str], ...]
 
     @classmethod
+    def joined(cls, programs: Iterable[Program]) -> Program:
+        """One program with all features of these."""
+        names = [name for program in programs for _, name in program.features]
+        return cls(tuple(enumerate(names)))
+
+    @classmethod
     def random(cls, seed: int) -> Program:
         """The program of a seed: three to eight features."""
         draw = random.Random(seed)

@@ -21,6 +21,8 @@ PROBES = {state.name: probe(state, "training", WRITTEN[index % len(WRITTEN)]) fo
 ALONE = {name: Program(((0, name),)) for name in FEATURES}
 SEEDS = {seed: Program.random(seed) for seed in range(20)}
 ON_FOUR = range(1000, 1008)
+TOGETHER = 4
+"""Kinds of host state in a program. Each is changed at a moment of its own (:data:`WRITTEN` has more of them)."""
 
 
 def _params(names: Any, reasons: Any) -> list[Any]:
@@ -32,8 +34,13 @@ def _params(names: Any, reasons: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def states() -> dict[str, Verdict]:
-    """Kind of host state → how its program compares."""
-    return dict(verdicts(PROBES, at_once=50))
+    """Kind of host state → how a program that has it compares: with others, or alone where those do not compile to the same."""
+    names = list(PROBES)
+    shared = [tuple(names[first : first + TOGETHER]) for first in range(0, len(names), TOGETHER)]
+    programs = {"_".join(group): Program.joined(PROBES[name] for name in group) for group in shared}
+    same = {group for group, (_, verdict) in zip(shared, verdicts(programs), strict=True) if verdict.kind == "same"}
+    alone = {name: PROBES[name] for group in shared if group not in same for name in group}
+    return {name: Verdict("same") for group in same for name in group} | dict(verdicts(alone))
 
 
 @pytest.fixture(scope="module")
