@@ -34,6 +34,7 @@ from torch_compat.step.recompilation import Recompilations
 from torch_compat.step.step_programs import Doubt, Key, StepPrograms, Surroundings
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.tensors.constants import BakedTensor
+from xlatrain.host.garbage import uncollected
 from xlatrain.mesh.mesh import platform
 from xlatrain.xla.compilation_cache import block_of, first_run
 
@@ -452,7 +453,8 @@ class ProgramCache:
         start = time.perf_counter()
         self._tell_compiling(True)
         try:
-            yield
+            with uncollected():
+                yield
         finally:
             self._tell_compiling(False)
             self._log.seconds += time.perf_counter() - start

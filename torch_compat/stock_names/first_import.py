@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import random
 import sys
 import types
+
+from xlatrain.host.garbage import let_stay, uncollected
 
 
 def first_import(name: str) -> types.ModuleType:
@@ -15,17 +16,18 @@ def first_import(name: str) -> types.ModuleType:
     JAX and rich draw from these while they are imported. Stock imports its libraries at the top of a script; here that may be
     after the script has seeded.
 
-    Garbage is not looked for meanwhile: what is imported stays, and each walk over all that there is takes a fifth of a second.
+    Garbage is not looked for meanwhile, nor among what was imported.
     """
-    collects = gc.isenabled()
-    gc.disable()
+    new = name not in sys.modules
     python, numpy = random.getstate(), sys.modules.get("numpy.random")
     legacy = None if numpy is None else numpy.get_state()
     try:
-        return importlib.import_module(name)
+        with uncollected():
+            module = importlib.import_module(name)
+            if new:
+                let_stay()
+            return module
     finally:
-        if collects:
-            gc.enable()
         random.setstate(python)
         if numpy is not None:
             numpy.set_state(legacy)

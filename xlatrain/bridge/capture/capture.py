@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch._dynamo  # torch imports it for the first optimizer, amid a run, and looks for garbage meanwhile
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, dispatch_functionalize
@@ -53,6 +54,7 @@ from xlatrain.bridge.loops.schedule import Schedule, unrolled
 from xlatrain.bridge.loops.staging import Staged, stage
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
+from xlatrain.host.garbage import uncollected
 from xlatrain.mesh.pipelining import Pipelining
 
 if TYPE_CHECKING:
@@ -383,19 +385,17 @@ def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Switch garbage collection off: a graph is many objects that stay, and walking them again is a seventh of a capture.
+    """See :func:`uncollected`: walking a graph again and again is a seventh of a capture.
 
     Where somebody collects all the same, ``gc.callbacks`` are not called: what they do is no part of the function.
     """
-    enabled, callbacks = gc.isenabled(), gc.callbacks[:]
-    gc.disable()
+    callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     try:
-        yield
+        with uncollected():
+            yield
     finally:
         gc.callbacks[:0] = callbacks
-        if enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager
