@@ -34,7 +34,7 @@ def export_onnx(module: LightningModule, file_path: Any, input_sample: Any, **kw
     if not isinstance(sample, tuple):
         sample = (sample,)
     target = str(file_path) if isinstance(file_path, Path) else file_path
-    with _eval_mode(module):
+    with eval_mode(module):
         if target is None:
             return torch.onnx.export(module, sample, **kwargs)
         return torch.onnx.export(module, sample, target, **kwargs)
@@ -55,7 +55,7 @@ def export_torchscript(module: LightningModule, file_path: Any, method: str | No
     if method == "trace":
         needed = "Choosing method=`trace` requires either `example_inputs` or `model.example_input_array` to be defined."
         example_inputs = _sample(module, example_inputs, needed)
-    with _eval_mode(module), _scripting(module):
+    with eval_mode(module), _scripting(module):
         if method == "script":
             compiled = torch.jit.script(module, **kwargs)
         else:
@@ -79,7 +79,7 @@ def _sample(module: LightningModule, given: Any, refusal: str) -> Any:
 
 
 @contextmanager
-def _eval_mode(module: torch.nn.Module) -> Iterator[None]:
+def eval_mode(module: torch.nn.Module) -> Iterator[None]:
     """Eval mode in the block, then each submodule's own mode again."""
     modes = {submodule: submodule.training for submodule in module.modules()}
     module.eval()

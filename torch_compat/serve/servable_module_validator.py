@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
 
 from torch_compat.callbacks.callback import Callback
+from torch_compat.core.export import eval_mode
 from torch_compat.serve.servable_module import ServableModule
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.rank_zero import rank_zero_only
@@ -103,7 +103,7 @@ class ServableModuleValidator(Callback):
                 "ServableModuleValidator checks a module on one process; on several, check it in a run of its own"
             )
         try:
-            with _evaluating(pl_module), _serving(pl_module, self.host, self.port) as address:
+            with eval_mode(pl_module), _serving(pl_module, self.host, self.port) as address:
                 _request(f"{address}/ping", None, self.timeout)
                 self.resp = _request(f"{address}/serve", pl_module.configure_payload(), self.timeout)
             expected = pl_module.configure_response()
@@ -116,17 +116,6 @@ class ServableModuleValidator(Callback):
             _logger.warning("The model isn't servable: %s", error)
         else:
             _logger.info("Your model is servable and the received payload was %s.", self.resp)
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    modes = {one: one.training for one in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for one, mode in modes.items():
-            one.training = mode
 
 
 @contextmanager

@@ -28,6 +28,11 @@ def nodes_after(last: Node) -> list[Node]:
     return found
 
 
+def op_name(node: Node) -> str:
+    """The name of an ATen op or one of ours, without namespace and overload; empty for any other."""
+    return node.target._opname if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
 def asked_name(node: Node) -> str | None:
     """The name that ``make_fx`` asks for, to which the graph may add a number: the op's without its overload."""
     packet = getattr(node.target, "overloadpacket", None)

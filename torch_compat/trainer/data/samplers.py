@@ -31,10 +31,21 @@ _OWN = ("__setstate__", "state_dict", "load_state_dict")
 """What is not the wrapped sampler's: a StatefulDataLoader counts what it drew, since that sampler's count is another one."""
 
 
-class JoinedBatches(Sampler[list[Any]]):
+class _OverBatches(Sampler[list[Any]]):
+    """Attributes that are not its own are those of a user's batch sampler, ``batches``."""
+
+    batches: Iterable[list[Any]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("batches", *_OWN):
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+
+class JoinedBatches(_OverBatches):
     """``count`` consecutive batches of a user's batch sampler as one.
 
-    A last group of fewer batches is kept, unless ``drop_last``. Attributes that are not its own are the batch sampler's.
+    A last group of fewer batches is kept, unless ``drop_last``.
     """
 
     def __init__(self, batches: Iterable[list[Any]], count: int, drop_last: bool) -> None:
@@ -52,11 +63,6 @@ class JoinedBatches(Sampler[list[Any]]):
     def __len__(self) -> int:
         n = len(self.batches)  # pyright: ignore[reportArgumentType]  # a user's batch sampler without a length has no len()
         return n // self.count if self.drop_last else -(-n // self.count)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("batches", *_OWN):
-            raise AttributeError(name)
-        return getattr(self.batches, name)
 
 
 class ExpandedSampler(Sampler[Any]):
@@ -98,7 +104,7 @@ def _with_ranks(sampler: DistributedSampler, replicas: int | None, rank: int) ->
     return other
 
 
-class ProcessBatches(Sampler[list[Any]]):
+class ProcessBatches(_OverBatches):
     """The rows that one process has of each global batch.
 
     A global batch with fewer rows than processes leaves some without: these load its last sample twice, as a pattern, and
@@ -132,11 +138,6 @@ class ProcessBatches(Sampler[list[Any]]):
 
     def __len__(self) -> int:
         return len(self.batches)  # pyright: ignore[reportArgumentType]
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("batches", *_OWN):
-            raise AttributeError(name)
-        return getattr(self.batches, name)
 
 
 class ProcessItems(Sampler[Any]):

@@ -28,6 +28,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from xlatrain.bridge.capture.attention import float32_attention, inside_functorch
 from xlatrain.bridge.patches import patched
 from xlatrain.mesh.mesh import data_parallel_size, sequence_parts
+from xlatrain.mesh.sharding.rules import axis_names
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("split_rows(Tensor x, int mesh) -> Tensor")
@@ -146,8 +147,4 @@ class _Specs:
         if id(tensor) not in self._known:
             self._known = {id(param): (param, name) for name, param in self._module.named_parameters()}
         _, name = self._known.get(id(tensor), (tensor, ""))
-        return [_names(axes) for axes in self._shardings[name].spec] if name in self._shardings else []
-
-
-def _names(axes: Any) -> tuple[str, ...]:
-    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+        return [axis_names(axes) for axes in self._shardings[name].spec] if name in self._shardings else []

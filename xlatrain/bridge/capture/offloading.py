@@ -21,6 +21,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.fx.node import Node
 
 from xlatrain.bridge.capture.rematerialization import forwards
+from xlatrain.bridge.graph_nodes import op_name
 from xlatrain.bridge.patches import patched
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
@@ -100,7 +101,7 @@ def without_needless_transfers(graph: torch.fx.Graph) -> None:
     stays: set[Node] = set()
     sent: dict[Node, Node] = {}
     for node in list(graph.nodes):
-        if node.op in ("placeholder", "get_attr") or (_opname(node) in _FREE and stays.issuperset(node.all_input_nodes)):
+        if node.op in ("placeholder", "get_attr") or (op_name(node) in _FREE and stays.issuperset(node.all_input_nodes)):
             stays.add(node)
         elif node.target is TO_HOST:
             source = _itself(cast(Node, node.args[0]))
@@ -121,10 +122,6 @@ def _stay(sent: Node, source: Node) -> None:
 
 def _itself(node: Node) -> Node:
     """The node that ``node`` is another name of, or ``node``."""
-    while _opname(node) in _IDENTITIES:
+    while op_name(node) in _IDENTITIES:
         node = cast(Node, node.args[0])
     return node
-
-
-def _opname(node: Node) -> str:
-    return node.target._opname if isinstance(node.target, torch._ops.OpOverload) else ""

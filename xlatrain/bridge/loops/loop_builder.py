@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx.node import Node
 
+from xlatrain.bridge.graph_nodes import op_name
 from xlatrain.bridge.loops.schedule import (
     BodyOp,
     BodyValue,
@@ -38,11 +39,6 @@ _COMPARED = 4  # ops, one on the result of the other: views and casts of a table
 
 class Unrollable(Exception):
     """The copies of a run do not use each other's results as the iterations of a loop would."""
-
-
-def op_name(node: Node) -> str:
-    """The name of an ATen op or one of ours, without namespace and overload; empty for any other."""
-    return node.target._opname if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
 class LoopBuilder:

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch.fx.node import Node
 
-from xlatrain.bridge.loops.loop_builder import LoopBuilder, Unrollable, op_name
+from xlatrain.bridge.graph_nodes import op_name
+from xlatrain.bridge.loops.loop_builder import LoopBuilder, Unrollable
 from xlatrain.bridge.loops.repetition import Kinds, Run, longest_run
 from xlatrain.bridge.loops.schedule import Loop, Rolled, Schedule, needed_by, unrolled
 

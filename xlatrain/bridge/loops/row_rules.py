@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx.node import Node
 
-from xlatrain.bridge.loops.loop_builder import op_name
+from xlatrain.bridge.graph_nodes import op_name
 from xlatrain.bridge.random import draws
 
 

@@ -153,7 +153,7 @@ class ShardingRules:
             raise ValueError(f"{where}: the spec has {len(spec)} dims, the parameter {len(shape)}")
         split, reasons = list(spec), []
         for dim, axes in enumerate(spec):
-            names = _names(axes)
+            names = axis_names(axes)
             if unknown := [name for name in names if name not in mesh.shape]:
                 raise ValueError(
                     f"{where}: the mesh has no axis {unknown}; its axes are {dict(mesh.shape)}. Give the mesh that axis "
@@ -249,23 +249,24 @@ def _as_spec(pattern: str, spec: Any) -> PartitionSpec:
 
 
 def _check_axes(where: str, dims: Iterable[Any]) -> None:
-    if unknown := [name for axes in dims for name in _names(axes) if name not in AXES]:
+    if unknown := [name for axes in dims for name in axis_names(axes) if name not in AXES]:
         raise ValueError(f"{where}: unknown mesh axis {unknown}; known axes: {', '.join(AXES)}")
 
 
-def _names(axes: Any) -> tuple[str, ...]:
+def axis_names(axes: Any) -> tuple[str, ...]:
+    """The mesh axes of one dim, as a ``PartitionSpec`` has them: None, a name or several."""
     return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
 
 
 def _check_once(where: str, spec: Iterable[Any]) -> None:
-    names = [name for axes in spec for name in _names(axes)]
+    names = [name for axes in spec for name in axis_names(axes)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{where}: {', '.join(map(repr, twice))} stands there twice; an axis splits one dim")
 
 
 def _present(axes: Any, mesh: Mesh) -> Any:
     """Drop the axes of a logical name that the mesh lacks: the same rules serve meshes with and without ``tensor``."""
-    kept = tuple(name for name in _names(axes) if name in mesh.shape)
+    kept = tuple(name for name in axis_names(axes) if name in mesh.shape)
     return None if not kept else kept[0] if len(kept) == 1 else kept
 
 
