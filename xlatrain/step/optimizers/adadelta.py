@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from xlatrain.step.optimizers.blocks import moving_average, new_step, number, with_l2
-from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule
-
-
-class AdadeltaNumbers(NamedTuple):
-    """Option values of :class:`Adadelta`, and what is derived of them: Python floats on the host, scalars in the program."""
-
-    lr: float
-    rho: float
-    one_minus_rho: float
-    eps: float
-    weight_decay: float
+from xlatrain.step.optimizers.blocks import moving_average, with_l2
+from xlatrain.step.optimizers.rule import Numbers, State, UpdateRule, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +19,8 @@ class Adadelta(UpdateRule):
     """
 
     OPTIONS = ("lr", "rho", "eps", "weight_decay", "maximize")
-    NUMBERS = AdadeltaNumbers
-
-    def numbers(self, options: Options) -> Numbers:
-        rho = number(options["rho"])
-        return AdadeltaNumbers(number(options["lr"]), rho, 1 - rho, number(options["eps"]), number(options["weight_decay"]))
-
-    def init(self, param: jax.Array, options: Options) -> State:
-        return {"step": new_step(), "square_avg": jnp.zeros_like(param), "acc_delta": jnp.zeros_like(param)}
+    NUMBERS = numbers_of("lr rho one_minus_rho eps weight_decay")
+    ZEROS = ("square_avg", "acc_delta")
 
     def update(
         self, grad: jax.Array, state: State, param: jax.Array, numbers: Numbers, dtype: jnp.dtype

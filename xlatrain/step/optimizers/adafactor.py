@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from xlatrain.step.optimizers.blocks import new_step, number
-from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule
-
-
-class AdafactorNumbers(NamedTuple):
-    """Option values of :class:`Adafactor`, and what is derived of them: Python floats on the host, scalars in the program."""
-
-    lr: float
-    beta2_decay: float
-    eps1: float
-    eps2: float
-    d: float
-    decay_factor: float
+from xlatrain.step.optimizers.blocks import new_step
+from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +21,7 @@ class Adafactor(UpdateRule):
     """
 
     OPTIONS = ("lr", "beta2_decay", "eps", "d", "weight_decay", "maximize")
-    NUMBERS = AdafactorNumbers
+    NUMBERS = numbers_of("lr beta2_decay eps1 eps2 d decay_factor")
 
     eps1_of_dtype: bool = False
     """``eps[0]`` is None: the machine epsilon of the parameter's dtype."""
@@ -42,13 +30,8 @@ class Adafactor(UpdateRule):
     def from_options(cls, options: Options) -> Adafactor:
         return cls(maximize=bool(options.get("maximize", False)), eps1_of_dtype=options["eps"][0] is None)
 
-    def numbers(self, options: Options) -> Numbers:
-        lr = number(options["lr"])
-        eps1, eps2 = options["eps"]
-        return AdafactorNumbers(
-            lr, number(options["beta2_decay"]), 0.0 if eps1 is None else number(eps1), number(eps2), number(options["d"]),
-            1 - lr * number(options["weight_decay"]),
-        )  # fmt: skip
+    def number(self, name: str, options: Options) -> float:
+        return 0.0 if name == "eps1" and options["eps"][0] is None else super().number(name, options)
 
     def init(self, param: jax.Array, options: Options) -> State:
         if jnp.iscomplexobj(param):

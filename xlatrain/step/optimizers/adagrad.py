@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from xlatrain.step.optimizers.blocks import new_step, number, with_l2
-from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule
-
-
-class AdagradNumbers(NamedTuple):
-    """Option values of :class:`Adagrad`, and what is derived of them: Python floats on the host, scalars in the program."""
-
-    lr: float
-    lr_decay: float
-    eps: float
-    weight_decay: float
+from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +20,9 @@ class Adagrad(UpdateRule):
     """
 
     OPTIONS = ("lr", "lr_decay", "eps", "weight_decay", "initial_accumulator_value", "maximize")
-    NUMBERS = AdagradNumbers
+    NUMBERS = numbers_of("lr lr_decay eps weight_decay")
     INITIAL = ("initial_accumulator_value",)
     EAGER = True
-
-    def numbers(self, options: Options) -> Numbers:
-        return AdagradNumbers(*(number(options[name]) for name in AdagradNumbers._fields))
 
     def init(self, param: jax.Array, options: Options) -> State:
         start = number(options["initial_accumulator_value"])

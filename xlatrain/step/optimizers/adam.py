@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from xlatrain.step.optimizers.blocks import bias_correction, log, moving_average, new_step, number, with_decay
-from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule
-
-
-class AdamNumbers(NamedTuple):
-    """Option values of :class:`Adam`, and what is derived of them: Python floats on the host, scalars in the program."""
-
-    lr: float
-    beta1: float
-    one_minus_beta1: float
-    log_beta1: float
-    beta2: float
-    one_minus_beta2: float
-    log_beta2: float
-    eps: float
-    weight_decay: float
-    decay_factor: float
-    """``1 - lr * weight_decay``, what decoupled weight decay multiplies the parameter by."""
+from xlatrain.step.optimizers.blocks import bias_correction, moving_average, with_decay
+from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,22 +21,15 @@ class Adam(UpdateRule):
     """
 
     OPTIONS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay")
-    NUMBERS = AdamNumbers
+    NUMBERS = numbers_of("lr beta1 one_minus_beta1 log_beta1 beta2 one_minus_beta2 log_beta2 eps weight_decay decay_factor")
+    ZEROS = ("exp_avg", "exp_avg_sq")
 
     amsgrad: bool = False
     decoupled_weight_decay: bool = False
 
-    def numbers(self, options: Options) -> Numbers:
-        lr, weight_decay = number(options["lr"]), number(options["weight_decay"])
-        beta1, beta2 = map(number, options["betas"])
-        return AdamNumbers(
-            lr, beta1, 1 - beta1, log(beta1), beta2, 1 - beta2, log(beta2),
-            number(options["eps"]), weight_decay, 1 - lr * weight_decay,
-        )  # fmt: skip
-
     def init(self, param: jax.Array, options: Options) -> State:
-        names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if self.amsgrad else ("exp_avg", "exp_avg_sq")
-        return {"step": new_step(), **{name: jnp.zeros_like(param) for name in names}}
+        state = super().init(param, options)
+        return {**state, "max_exp_avg_sq": jnp.zeros_like(param)} if self.amsgrad else state
 
     def update(
         self, grad: jax.Array, state: State, param: jax.Array, numbers: Numbers, dtype: jnp.dtype

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from xlatrain.step.optimizers.blocks import bias_correction, log, moving_average, new_step, number, with_l2
-from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule
-
-
-class AdamaxNumbers(NamedTuple):
-    """Option values of :class:`Adamax`, and what is derived of them: Python floats on the host, scalars in the program."""
-
-    lr: float
-    beta1: float
-    one_minus_beta1: float
-    log_beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
+from xlatrain.step.optimizers.blocks import bias_correction, moving_average, with_l2
+from xlatrain.step.optimizers.rule import Numbers, State, UpdateRule, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,16 +19,8 @@ class Adamax(UpdateRule):
     """
 
     OPTIONS = ("lr", "betas", "eps", "weight_decay", "maximize")
-    NUMBERS = AdamaxNumbers
-
-    def numbers(self, options: Options) -> Numbers:
-        beta1, beta2 = map(number, options["betas"])
-        return AdamaxNumbers(
-            number(options["lr"]), beta1, 1 - beta1, log(beta1), beta2, number(options["eps"]), number(options["weight_decay"])
-        )
-
-    def init(self, param: jax.Array, options: Options) -> State:
-        return {"step": new_step(), "exp_avg": jnp.zeros_like(param), "exp_inf": jnp.zeros_like(param)}
+    NUMBERS = numbers_of("lr beta1 one_minus_beta1 log_beta1 beta2 eps weight_decay")
+    ZEROS = ("exp_avg", "exp_inf")
 
     def update(
         self, grad: jax.Array, state: State, param: jax.Array, numbers: Numbers, dtype: jnp.dtype

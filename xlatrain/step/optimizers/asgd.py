@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from xlatrain.step.optimizers.blocks import new_step, number, with_l2
-from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule
-
-
-class ASGDNumbers(NamedTuple):
-    """Option values of :class:`ASGD`, and what is derived of them: Python floats on the host, scalars in the program."""
-
-    lr: float
-    lambd: float
-    alpha: float
-    t0: float
-    weight_decay: float
+from xlatrain.step.optimizers.blocks import new_step, with_l2
+from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,20 +20,14 @@ class ASGD(UpdateRule):
     """
 
     OPTIONS = ("lr", "lambd", "alpha", "t0", "weight_decay", "maximize")
-    NUMBERS = ASGDNumbers
+    NUMBERS = numbers_of("lr lambd alpha t0 weight_decay")
+    ZEROS = ("ax",)
     SCALARS = ("step", "eta", "mu")
-
-    def numbers(self, options: Options) -> Numbers:
-        return ASGDNumbers(*(number(options[name]) for name in ASGDNumbers._fields))
 
     def init(self, param: jax.Array, options: Options) -> State:
         # eta is set at the first gradient, from the learning rate of then
-        return {
-            "step": new_step(),
-            "eta": jnp.zeros((), jnp.float32),
-            "mu": jnp.ones((), jnp.float32),
-            "ax": jnp.zeros_like(param),
-        }
+        scalars = {"step": new_step(), "eta": jnp.zeros((), jnp.float32), "mu": jnp.ones((), jnp.float32)}
+        return {**scalars, **super().init(param, options)}  # in torch's order
 
     def update(
         self, grad: jax.Array, state: State, param: jax.Array, numbers: Numbers, dtype: jnp.dtype

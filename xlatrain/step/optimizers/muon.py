@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from xlatrain.step.optimizers.blocks import moving_average, new_step, number
-from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule
-
-
-class MuonNumbers(NamedTuple):
-    """Option values of :class:`Muon`, and what is derived of them: Python floats on the host, scalars in the program."""
-
-    lr: float
-    momentum: float
-    one_minus_momentum: float
-    decay_factor: float
-    a: float
-    b: float
-    c: float
-    eps: float
+from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +23,7 @@ class Muon(UpdateRule):
     """
 
     OPTIONS = ("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")
-    NUMBERS = MuonNumbers
+    NUMBERS = numbers_of("lr momentum one_minus_momentum decay_factor a b c eps")
     HIDDEN = ("step",)
 
     nesterov: bool = True
@@ -51,13 +37,12 @@ class Muon(UpdateRule):
             raise ValueError(f"Muon: ns_steps is {steps}, expected fewer than 100")
         return cls(nesterov=bool(options["nesterov"]), ns_steps=steps, adjust_lr_fn=options["adjust_lr_fn"])
 
-    def numbers(self, options: Options) -> Numbers:
-        lr, momentum = number(options["lr"]), number(options["momentum"])
+    def number(self, name: str, options: Options) -> float:
+        if name not in ("a", "b", "c"):
+            return super().number(name, options)
         if len(options["ns_coefficients"]) != 3:
             raise ValueError(f"Muon: ns_coefficients is {options['ns_coefficients']}, expected three numbers (a, b, c)")
-        a, b, c = map(number, options["ns_coefficients"])
-        decay_factor = 1 - lr * number(options["weight_decay"])
-        return MuonNumbers(lr, momentum, 1 - momentum, decay_factor, a, b, c, number(options["eps"]))
+        return number(options["ns_coefficients"]["abc".index(name)])
 
     def init(self, param: jax.Array, options: Options) -> State:
         if param.ndim != 2 or jnp.iscomplexobj(param):

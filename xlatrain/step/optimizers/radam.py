@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from xlatrain.step.optimizers.blocks import bias_correction, log, moving_average, new_step, number, with_decay
-from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule
-
-
-class RAdamNumbers(NamedTuple):
-    """Option values of :class:`RAdam`, and what is derived of them: Python floats on the host, scalars in the program."""
-
-    lr: float
-    beta1: float
-    one_minus_beta1: float
-    log_beta1: float
-    beta2: float
-    one_minus_beta2: float
-    log_beta2: float
-    eps: float
-    weight_decay: float
-    decay_factor: float
-    rho_inf: float
-    """``2 / (1 - beta2) - 1``: the length that the moving average's memory tends to."""
-    rho_offset: float
-    """``rho_inf - 2 / a`` with ``a = -log(beta2)``: near zero, the difference of two large numbers (see :func:`_rho`)."""
+from xlatrain.step.optimizers.blocks import bias_correction, log, moving_average, with_decay
+from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,22 +19,20 @@ class RAdam(UpdateRule):
     """
 
     OPTIONS = ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize")
-    NUMBERS = RAdamNumbers
+    NUMBERS = numbers_of(
+        "lr beta1 one_minus_beta1 log_beta1 beta2 one_minus_beta2 log_beta2 eps weight_decay decay_factor rho_inf rho_offset"
+    )
+    ZEROS = ("exp_avg", "exp_avg_sq")
 
     decoupled_weight_decay: bool = False
 
-    def numbers(self, options: Options) -> Numbers:
-        lr, weight_decay = number(options["lr"]), number(options["weight_decay"])
-        beta1, beta2 = map(number, options["betas"])
+    def number(self, name: str, options: Options) -> float:
+        """``rho_inf`` is the length that the moving average's memory tends to, for ``rho_offset`` see :func:`_rho`."""
+        if name not in ("rho_inf", "rho_offset"):
+            return super().number(name, options)
+        beta2 = self.number("beta2", options)
         rho_inf = 2 / (1 - beta2) - 1
-        rho_offset = rho_inf + 2 / log(beta2) if beta2 > 0 else rho_inf
-        return RAdamNumbers(
-            lr, beta1, 1 - beta1, log(beta1), beta2, 1 - beta2, log(beta2), number(options["eps"]), weight_decay,
-            1 - lr * weight_decay, rho_inf, rho_offset,
-        )  # fmt: skip
-
-    def init(self, param: jax.Array, options: Options) -> State:
-        return {"step": new_step(), "exp_avg": jnp.zeros_like(param), "exp_avg_sq": jnp.zeros_like(param)}
+        return rho_inf + 2 / log(beta2) if name == "rho_offset" and beta2 > 0 else rho_inf
 
     def update(
         self, grad: jax.Array, state: State, param: jax.Array, numbers: Numbers, dtype: jnp.dtype

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from xlatrain.step.optimizers.blocks import moving_average, new_step, number, with_l2
-from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule
-
-
-class RMSpropNumbers(NamedTuple):
-    """Option values of :class:`RMSprop`, and what is derived of them: Python floats on the host, scalars in the program."""
-
-    lr: float
-    alpha: float
-    one_minus_alpha: float
-    eps: float
-    weight_decay: float
-    momentum: float
+from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +21,7 @@ class RMSprop(UpdateRule):
     """
 
     OPTIONS = ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize")
-    NUMBERS = RMSpropNumbers
+    NUMBERS = numbers_of("lr alpha one_minus_alpha eps weight_decay momentum")
 
     centered: bool = False
     has_momentum: bool = False
@@ -46,12 +34,8 @@ class RMSprop(UpdateRule):
             has_momentum=number(options.get("momentum", 0)) > 0,
         )
 
-    def numbers(self, options: Options) -> Numbers:
-        alpha = number(options["alpha"])
-        return RMSpropNumbers(
-            number(options["lr"]), alpha, 1 - alpha, number(options["eps"]), number(options["weight_decay"]),
-            number(options.get("momentum", 0)),
-        )  # fmt: skip
+    def number(self, name: str, options: Options) -> float:
+        return super().number(name, {"momentum": 0, **options})
 
     def init(self, param: jax.Array, options: Options) -> State:
         state = {"step": new_step(), "square_avg": jnp.zeros_like(param)}

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from xlatrain.step.optimizers.blocks import new_step, number
-from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule
-
-
-class RpropNumbers(NamedTuple):
-    """Option values of :class:`Rprop`, and what is derived of them: Python floats on the host, scalars in the program."""
-
-    lr: float
-    eta_minus: float
-    eta_plus: float
-    step_size_min: float
-    step_size_max: float
+from xlatrain.step.optimizers.rule import Numbers, State, UpdateRule, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +21,8 @@ class Rprop(UpdateRule):
     """
 
     OPTIONS = ("lr", "etas", "step_sizes", "maximize")
-    NUMBERS = RpropNumbers
-
-    def numbers(self, options: Options) -> Numbers:
-        return RpropNumbers(number(options["lr"]), *map(number, options["etas"]), *map(number, options["step_sizes"]))
-
-    def init(self, param: jax.Array, options: Options) -> State:
-        # step_size is set at the first gradient, from the learning rate of then
-        return {"step": new_step(), "prev": jnp.zeros_like(param), "step_size": jnp.zeros_like(param)}
+    NUMBERS = numbers_of("lr eta_minus eta_plus step_size_min step_size_max")
+    ZEROS = ("prev", "step_size")  # step_size is set at the first gradient, from the learning rate of then
 
     def update(
         self, grad: jax.Array, state: State, param: jax.Array, numbers: Numbers, dtype: jnp.dtype

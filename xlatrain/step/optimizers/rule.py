@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from xlatrain.step.optimizers.blocks import number
+from xlatrain.step.optimizers.blocks import log, new_step, number
 
 State: TypeAlias = dict[str, jax.Array]
 """The state of one parameter, with the names that ``torch.optim`` gives it (``exp_avg``, ``step``, …)."""
@@ -19,7 +20,24 @@ Options: TypeAlias = Mapping[str, Any]
 """A param group's options as the user sees them now: Python numbers, flags, tuples of numbers."""
 
 Numbers: TypeAlias = Any
-"""The rule's own NamedTuple of scalars: Python floats on the host, traced scalars in the program."""
+"""The rule's own named tuple of scalars: Python floats on the host, traced scalars in the program."""
+
+_IN_TUPLES = {
+    "beta1": ("betas", 0),
+    "beta2": ("betas", 1),
+    "eps1": ("eps", 0),
+    "eps2": ("eps", 1),
+    "eta_minus": ("etas", 0),
+    "eta_plus": ("etas", 1),
+    "step_size_min": ("step_sizes", 0),
+    "step_size_max": ("step_sizes", 1),
+}
+"""Numbers that are an entry of an option, and of which."""
+
+
+def numbers_of(names: str) -> Any:
+    """The named tuple of a rule's numbers, which are named with spaces between; see :meth:`UpdateRule.number`."""
+    return collections.namedtuple("Numbers", names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +50,10 @@ class UpdateRule(abc.ABC):
 
     OPTIONS: ClassVar[tuple[str, ...]]
     """Every option of a param group that :meth:`from_options`, :meth:`numbers` or :meth:`init` reads."""
-    NUMBERS: ClassVar[Callable[..., Any]]
-    """The NamedTuple that :meth:`numbers` gives and :meth:`update` takes."""
+    NUMBERS: ClassVar[Any]
+    """The type of what :meth:`numbers` gives and :meth:`update` takes, made by :func:`numbers_of`."""
+    ZEROS: ClassVar[tuple[str, ...]] = ()
+    """State that begins as zeros of the parameter's shape."""
     HIDDEN: ClassVar[tuple[str, ...]] = ()
     """State that torch does not keep, because it is implied there by an entry being present."""
     INITIAL: ClassVar[tuple[str, ...]] = ()
@@ -55,13 +75,30 @@ class UpdateRule(abc.ABC):
         """The options that :meth:`init` reads, with their values; hashable."""
         return tuple((name, number(options[name])) for name in self.INITIAL)
 
-    @abc.abstractmethod
     def numbers(self, options: Options) -> Numbers:
         """The option values as Python floats, derived in double; called on the host, a few µs."""
+        return self.NUMBERS(*(self.number(name, options) for name in self.NUMBERS._fields))
 
-    @abc.abstractmethod
+    def number(self, name: str, options: Options) -> float:
+        """An option, or what its name says of it.
+
+        ``one_minus_momentum`` is 1 less ``momentum``, ``log_beta2`` the logarithm of ``beta2``; ``decay_factor`` is what
+        decoupled weight decay multiplies the parameter by.
+        """
+        if name.startswith("one_minus_"):
+            return 1 - self.number(name.removeprefix("one_minus_"), options)
+        if name.startswith("log_"):
+            return log(self.number(name.removeprefix("log_"), options))
+        if name == "decay_factor":
+            return 1 - self.number("lr", options) * self.number("weight_decay", options)
+        if name in _IN_TUPLES:
+            option, place = _IN_TUPLES[name]
+            return number(options[option][place])
+        return number(options[name])
+
     def init(self, param: jax.Array, options: Options) -> State:
         """The state before the first gradient: arrays of the parameter's shape and dtype, and float32 scalars."""
+        return {"step": new_step(), **{name: jnp.zeros_like(param) for name in self.ZEROS}}
 
     @abc.abstractmethod
     def update(

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from xlatrain.step.optimizers.blocks import new_step, number, with_l2
-from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule
-
-
-class SGDNumbers(NamedTuple):
-    """Option values of :class:`SGD`, and what is derived of them: Python floats on the host, scalars in the program."""
-
-    lr: float
-    momentum: float
-    one_minus_dampening: float
-    weight_decay: float
+from xlatrain.step.optimizers.rule import Numbers, Options, State, UpdateRule, numbers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +20,7 @@ class SGD(UpdateRule):
     """
 
     OPTIONS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
-    NUMBERS = SGDNumbers
+    NUMBERS = numbers_of("lr momentum one_minus_dampening weight_decay")
     HIDDEN = ("step",)
 
     nesterov: bool = False
@@ -44,13 +34,8 @@ class SGD(UpdateRule):
             has_momentum=number(options.get("momentum", 0)) != 0,
         )
 
-    def numbers(self, options: Options) -> Numbers:
-        return SGDNumbers(
-            number(options["lr"]),
-            number(options.get("momentum", 0)),
-            1 - number(options.get("dampening", 0)),
-            number(options.get("weight_decay", 0)),
-        )
+    def number(self, name: str, options: Options) -> float:
+        return super().number(name, {"momentum": 0, "dampening": 0, "weight_decay": 0, **options})
 
     def init(self, param: jax.Array, options: Options) -> State:
         return {"momentum_buffer": jnp.zeros_like(param), "step": new_step()} if self.has_momentum else {}
