@@ -9,7 +9,7 @@ import operator
 import os
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, MutableMapping
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class Location:
 
     def now(self) -> Hashable:
         """The mark of what is there."""
-        raise NotImplementedError
+        return mark(self.value())
 
     def keep(self) -> Any:
         """A copy from which :meth:`restore` can bring this state back."""
@@ -67,20 +67,26 @@ class Location:
         """Bring a state back, where that is possible."""
 
 
-class Entry(Location):
+class Named(Location):
+    """A place that an owner has by a name.
+
+    Args:
+        owner, text: see :class:`Location`.
+        name: the key, index or attribute.
+    """
+
+    def __init__(self, owner: Any, name: Any, text: str) -> None:
+        super().__init__(owner, text)
+        self.name = name
+
+
+class Entry(Named):
     """``holder[name]`` of a dict: a variable, an attribute, an entry."""
 
     kind = "entry"
 
-    def __init__(self, owner: MutableMapping[Any, Any], name: Any, text: str) -> None:
-        super().__init__(owner, text)
-        self.name = name
-
     def value(self) -> Any:
         return dict.get(self.owner, self.name, MISSING) if isinstance(self.owner, dict) else self.owner.get(self.name, MISSING)
-
-    def now(self) -> Hashable:
-        return mark(self.value())
 
     def keep(self) -> Any:
         return self.value()
@@ -94,23 +100,16 @@ class Entry(Location):
             drop_entries(self.owner, [self.name])
 
 
-class Item(Location):
+class Item(Named):
     """``holder[index]`` of a list or deque."""
 
     kind = "item"
-
-    def __init__(self, owner: Any, name: int, text: str) -> None:
-        super().__init__(owner, text)
-        self.name = name
 
     def value(self) -> Any:
         try:
             return self.owner[self.name]
         except IndexError:
             return MISSING
-
-    def now(self) -> Hashable:
-        return mark(self.value())
 
 
 class Contents(Location):
@@ -260,14 +259,10 @@ class _Position:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
-class Attribute(Location):
+class Attribute(Named):
     """``owner.name``, asked for: what is computed by code that is not Python's, or not the user's."""
 
     kind = "attribute"
-
-    def __init__(self, owner: Any, name: str, text: str) -> None:
-        super().__init__(owner, text)
-        self.name = name
 
     def now(self) -> Hashable:
         try:
@@ -286,20 +281,13 @@ class Attribute(Location):
                 setattr(self.owner, self.name, kept)
 
 
-class Lookup(Location):
+class Lookup(Named):
     """Where ``owner.name`` is found: in the object, or in which of its classes."""
 
     kind = "lookup"
 
-    def __init__(self, owner: Any, name: str, text: str) -> None:
-        super().__init__(owner, text)
-        self.name = name
-
     def value(self) -> Any:
         return static_lookup(self.owner, self.name)
-
-    def now(self) -> Hashable:
-        return mark(self.value())
 
     def keep(self) -> Any:
         return next(((kind, kind.__dict__[self.name]) for kind in self._classes() if self.name in kind.__dict__), None)
@@ -337,9 +325,6 @@ class Variable(Location):
         except ValueError:
             return MISSING
 
-    def now(self) -> Hashable:
-        return mark(self.value())
-
     def keep(self) -> Any:
         return self.value()
 
@@ -364,14 +349,10 @@ class Kind(Location):
             self.owner.__class__ = kept
 
 
-class Member(Location):
+class Member(Named):
     """Whether something is in a dict or set."""
 
     kind = "member"
-
-    def __init__(self, owner: Any, name: Any, text: str) -> None:
-        super().__init__(owner, text)
-        self.name = name
 
     def now(self) -> Hashable:
         return self.name in self.owner
