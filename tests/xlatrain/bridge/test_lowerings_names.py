@@ -10,6 +10,7 @@ import torch
 from packaging.version import Version
 
 import xlatrain.bridge.lower.lowerings
+from xlatrain.bridge.capture.decompositions.decomposition_table import decomposition_table
 from xlatrain.bridge.lower.registry import lowered_ops, lowers, resolve
 
 _FOLDER = Path(xlatrain.bridge.lower.lowerings.__file__).parent
@@ -29,6 +30,10 @@ def _names(source: str) -> set[str]:
 def test_names_exist(path):
     unknown = {name for name in _names(path.read_text()) if resolve(name) is None}
     assert not unknown
+
+
+def test_no_op_that_captures_decompose_has_a_lowering():
+    assert not lowered_ops() & decomposition_table().keys()
 
 
 def test_an_op_cannot_have_two_lowerings():

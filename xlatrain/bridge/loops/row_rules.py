@@ -410,17 +410,6 @@ def _lookup(op: OpForRows) -> Part:
     return index.part if table.part == WHOLE else _mixes(op)
 
 
-def _lookup_backward(op: OpForRows) -> Part:
-    _broadcast(
-        op, [Given(one.index, one.part, one.shape[:rank]) for one, rank in _ranked(op.args[0], op.args[1])], op.args[1].shape
-    )
-    return SUMMED
-
-
-def _ranked(grad: Given, index: Given) -> list[tuple[Given, int]]:
-    return [(grad, len(grad.shape) - 1), (index, len(index.shape))]
-
-
 def _argument(op: OpForRows, position: int, default: Any) -> Any:
     return op.args[position] if len(op.args) > position else default
 
@@ -439,19 +428,16 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 # fmt: off
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys((*_SAME, "full_like", "zeros_like", "ones_like", "empty_like", "copy"), _pointwise),
-    **dict.fromkeys(("view", "_unsafe_view", "reshape"), _view),
+    **dict.fromkeys((*_SAME, "full_like", "copy"), _pointwise),
+    **dict.fromkeys(("view", "_unsafe_view"), _view),
     **dict.fromkeys(("t", "transpose"), _transpose),
-    **dict.fromkeys(("split", "split_with_sizes"), _split),
-    **dict.fromkeys(("sum", "mean", "var", "var_mean", "std", "logsumexp"), _reduced),
-    **dict.fromkeys(("amax", "amin", "any", "all", "argmax", "argmin"), _reduced),
+    **dict.fromkeys(("sum", "mean", "var", "var_mean"), _reduced),
+    **dict.fromkeys(("amax", "amin", "any", "argmax", "argmin"), _reduced),
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "cumsum", "cumprod", "logcumsumexp", "gather"), _along(1)),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _along(2)),
     **dict.fromkeys(("mm", "bmm"), _product),
-    **dict.fromkeys(("addmm", "baddbmm"), _added_product),
     **dict.fromkeys((f"{kind}attention{end}" for kind in ("", "banded_") for end in ("", "_backward")), _attention),
     "squeeze": _squeeze, "unsqueeze": _unsqueeze, "permute": _permute, "expand": _expand, "repeat": _repeat, "slice": _slice,
     "select": _select, "cat": _cat, "constant_pad_nd": _pad, "slice_scatter": _slice_scatter, "native_layer_norm": _norm,
-    "native_layer_norm_backward": _norm_backward, "embedding": _lookup, "embedding_dense_backward": _lookup_backward,
+    "native_layer_norm_backward": _norm_backward, "embedding": _lookup, "split_with_sizes": _split, "addmm": _added_product,
 }
 # fmt: on

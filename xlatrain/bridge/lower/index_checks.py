@@ -243,7 +243,7 @@ def _embedding(node: Node) -> Iterator[_Index]:
     yield _Index("embedding", _at(1), _shape(node)[0], wraps=False, said=_in_self, dim=0)
 
 
-def _take(node: Node) -> Iterator[_Index]:
+def _put(node: Node) -> Iterator[_Index]:
     value = _value(node.args[0])
     size = 0 if value is None else value.numel()
     text = "out of range: tried to access index {} on a tensor of {} elements."
@@ -342,8 +342,7 @@ def _rules() -> dict[Any, Callable[[Node], Iterator[_Index]]]:
     named = functools.partial(_out_of_bounds, IndexError, start="index_copy_(): ")
     rules: dict[Any, Callable[[Node], Iterator[_Index]]] = {
         aten.embedding.default: _embedding,
-        aten.take.default: _take,
-        aten.put.default: _take,
+        aten.put.default: _put,
         aten.gather.default: _gather,
         torch.ops.xlatrain.picked_log_softmax.default: _picked,
         aten.index_select.default: _along(None),

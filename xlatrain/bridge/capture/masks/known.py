@@ -11,13 +11,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 _LARGEST = 1 << 30
 """Bytes. What would be larger is not computed."""
-_FILLS = {
-    torch.ops.aten.full.default: None,
-    torch.ops.aten.full_like.default: None,
-    torch.ops.aten.zeros_like.default: 0,
-    torch.ops.aten.ones_like.default: 1,
-}
-"""Ops that fill a tensor with a number, by which; None: their second argument."""
+_FILLS = (torch.ops.aten.full.default, torch.ops.aten.full_like.default)
+"""Ops that fill a tensor with a number, their second argument."""
 _COMPARED = 1 << 24
 """Numbers. Of smaller tensors it is found out whether they are the same all along a dim."""
 
@@ -63,9 +58,7 @@ class KnownValues:
         if not isinstance(promised, torch.Tensor):
             return None
         if node.target in _FILLS:
-            value = _FILLS[cast(Any, node.target)]
-            value = cast(float, node.args[1]) if value is None else value
-            return torch.full((), value, dtype=promised.dtype).expand(promised.shape)
+            return torch.full((), cast(float, node.args[1]), dtype=promised.dtype).expand(promised.shape)
         if not _is_pure(node) or any(self._found[given] is None for given in node.all_input_nodes):
             return None
         args, kwargs = map_arg((node.args, node.kwargs), lambda given: self._found[given])

@@ -164,7 +164,6 @@ _OPERANDS = {
     "aten.mm.default": slice(0, 2),
     "aten.addmm.default": slice(0, 3),
     "aten.bmm.default": slice(0, 2),
-    "aten.baddbmm.default": slice(0, 3),
     "aten.convolution.default": slice(0, 3),
 }
 """Ops whose operands must have one dtype, and which of their arguments these are."""

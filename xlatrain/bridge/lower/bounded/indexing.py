@@ -103,7 +103,7 @@ def _put_within(call: BoundedCall) -> None:
     ]
 
 
-@rule("aten.index_put.default", "aten._unsafe_index_put.default", notes=True)
+@rule("aten.index_put.default", notes=True)
 def _write(call: BoundedCall) -> Any:
     x, nodes = call.args[0], call.node.args[1]
     _mask_indices(call)

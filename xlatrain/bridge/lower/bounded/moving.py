@@ -18,12 +18,8 @@ from xlatrain.bridge.tensors.dtypes import jax_dtype
 
 
 @rule("aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.unsqueeze.default", "aten.squeeze.dims")
-@rule("aten.squeeze.dim", "aten.tril.default", "aten.triu.default")
-@rule("aten.zeros.default", "aten.ones.default", "aten.empty.memory_format", sizes=("size",))
-@rule("aten.zeros_like.default", "aten.ones_like.default", "aten.empty_like.default")
-@rule("aten.new_zeros.default", "aten.new_ones.default", "aten.new_empty.default", "aten.new_full.default", sizes=("size",))
-@rule("aten.eye.default", "aten.eye.m", sizes=("n", "m"))
-@rule("aten.arange.default", "aten.arange.start", "aten.arange.start_step", sizes=("end",))
+@rule("aten.empty.memory_format", sizes=("size",))
+@rule("aten.arange.start_step", sizes=("end",))
 def _as_it_is(call: BoundedCall) -> Any:
     return call.default()
 
@@ -44,7 +40,7 @@ def _filled(call: BoundedCall) -> Any:
     return jnp.full(call.out_shape, call.number(name, 0))
 
 
-@rule("aten.split_with_sizes.default", "aten.split.Tensor", "aten.unbind.int")
+@rule("aten.split_with_sizes.default")
 def _split(call: BoundedCall) -> Any:
     x = call.args[0]
     if call.dims(call.operand(0))[canonical_dim(call.argument("dim", 0), x.ndim)] is not None:
@@ -65,13 +61,7 @@ def _repeat(call: BoundedCall) -> Any:
 # -- views -----------------------------------------------------------------------------------------------------------------
 
 
-@rule(
-    "aten.view.default",
-    "aten._unsafe_view.default",
-    "aten.reshape.default",
-    "aten._reshape_copy.default",
-    sizes=("size", "shape"),
-)
+@rule("aten.view.default", "aten._unsafe_view.default", "aten._reshape_copy.default", sizes=("size", "shape"))
 def _view(call: BoundedCall) -> Any:
     x, shape = call.args[0], call.out_shape
     dims, out_dims = call.dims(call.operand(0)), call.out_dims
@@ -192,13 +182,6 @@ def _slice_scatter(call: BoundedCall) -> Any:
     return _written(call, x, call.args[1], axis, call.dims(call.operand(0))[axis], call.dims(call.operand(1)))
 
 
-@rule("aten.slice_backward.default", sizes=("input_sizes", "start", "end"))
-def _slice_backward(call: BoundedCall) -> Any:
-    grad = call.args[0]
-    axis = canonical_dim(call.argument("dim"), grad.ndim)
-    return _written(call, jnp.zeros(call.out_shape, grad.dtype), grad, axis, call.out_dims[axis], call.dims(call.operand(0)))
-
-
 def _written(call: BoundedCall, x: jax.Array, source: jax.Array, axis: int, changing: Any, source_dims: Dims) -> jax.Array:
     """``x`` with ``source`` written into a slice."""
     step = call.argument("step", 1)
@@ -213,17 +196,6 @@ def _written(call: BoundedCall, x: jax.Array, source: jax.Array, axis: int, chan
     inside = (place >= 0) & (place % step == 0) & (place // step < call.size(source.shape[axis], source_dims[axis]))
     moved = jnp.take(source, jnp.clip(place.reshape(-1) // step, 0, source.shape[axis] - 1), axis)
     return jnp.where(inside, moved.astype(x.dtype), x)
-
-
-@rule("aten.select_backward.default", sizes=("input_sizes", "index"))
-def _select_backward(call: BoundedCall) -> Any:
-    grad, shape = call.args[0], call.out_shape
-    axis = canonical_dim(call.argument("dim"), len(shape))
-    index = call.number("index", 0)
-    if isinstance(index, int) and index < 0:
-        index = index + call.size(shape[axis], call.out_dims[axis])
-    wide = [shape[axis] if a == axis else 1 for a in range(len(shape))]
-    return jnp.where(lax.broadcasted_iota(jnp.int32, wide, axis) == index, jnp.expand_dims(grad, axis), jnp.zeros((), grad.dtype))
 
 
 @rule("aten.cat.default")

@@ -26,20 +26,20 @@ def _largest(dtype: Any) -> Any:
     return True if dtype == np.bool_ else np.inf if is_float(dtype) else np.iinfo(dtype).max
 
 
-@rule("aten.sum.default", "aten.sum.dim_IntList", "aten.nansum.default", "aten.count_nonzero.dim_IntList", "aten.any.default")
-@rule("aten.count_nonzero.default", "aten.any.dim", "aten.any.dims")
+@rule("aten.sum.dim_IntList", "aten.any.default")
+@rule("aten.any.dim", "aten.any.dims")
 def _zeros(call: BoundedCall) -> Any:
     call.mask_arg(0, 0, _axes(call))
     return call.default()
 
 
-@rule("aten.prod.default", "aten.prod.dim_int", "aten.all.default", "aten.all.dim", "aten.all.dims")
+@rule("aten.prod.default", "aten.prod.dim_int")
 def _ones(call: BoundedCall) -> Any:
     call.mask_arg(0, 1, _axes(call))
     return call.default()
 
 
-@rule("aten.amax.default", "aten.max.default", "aten.max.dim", "aten.argmax.default", "aten.logsumexp.default")
+@rule("aten.amax.default", "aten.max.default", "aten.max.dim", "aten.argmax.default")
 def _maximum(call: BoundedCall) -> Any:
     _refuse_flat_places(call)
     call.mask_arg(0, _smallest(call.args[0].dtype), _axes(call))
@@ -80,7 +80,7 @@ def _mean(call: BoundedCall) -> Any:
 _SUM: Any = resolve("aten.sum.dim_IntList")
 
 
-@rule("aten.var.correction", "aten.std.correction", "aten.var_mean.correction", "aten.std_mean.correction")
+@rule("aten.var.correction", "aten.var_mean.correction")
 def _variance(call: BoundedCall) -> Any:
     x, axes = call.args[0], _axes(call)
     dims = call.dims(call.operand(0))
@@ -91,10 +91,8 @@ def _variance(call: BoundedCall) -> Any:
     squares = jnp.sum(call.masked(jnp.square(jnp.abs(wide - average)), dims, 0, axes), axis=axes, keepdims=True)
     correction = call.argument("correction")
     variance = squares / jnp.maximum(count - float(1 if correction is None else correction), 0)
-    name = str(call.node.target)
-    spread = jnp.sqrt(variance) if ".std" in name else variance
-    kept = [one if keepdim else jnp.squeeze(one, axis=axes) for one in (spread, average)]
-    return tuple(kept) if "_mean" in name else kept[0]
+    kept = [one if keepdim else jnp.squeeze(one, axis=axes) for one in (variance, average)]
+    return tuple(kept) if "_mean" in str(call.node.target) else kept[0]
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -108,12 +106,12 @@ def _product(call: BoundedCall, left: int) -> Any:
     return call.default()
 
 
-@rule("aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.dot.default")
+@rule("aten.mm.default", "aten.bmm.default")
 def _matrices(call: BoundedCall) -> Any:
     return _product(call, 0)
 
 
-@rule("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default")
+@rule("aten.addmm.default", "aten.addmv.default")
 def _added_matrices(call: BoundedCall) -> Any:
     call.refuse_broadcast(call.operand(0))
     return _product(call, 1)
@@ -156,14 +154,6 @@ def _distances(call: BoundedCall) -> Any:
 def _softmax(call: BoundedCall) -> Any:
     x = call.args[0]
     call.mask_arg(0, _smallest(x.dtype), {canonical_dim(call.args[1], x.ndim)})
-    return call.default()
-
-
-@rule("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
-def _softmax_backward(call: BoundedCall) -> Any:
-    axis = {canonical_dim(call.args[2], call.args[0].ndim)}
-    call.mask_arg(0, 0, axis)
-    call.mask_arg(1, 0, axis)
     return call.default()
 
 

@@ -44,25 +44,11 @@ def rule(*names: str, sizes: tuple[str, ...] = (), notes: bool = False) -> Calla
     return register
 
 
-_ALSO_POINTWISE = {
-    op
-    for name in (
-        "_to_copy.default",
-        "alias.default",
-        "detach.default",
-        "elu_backward.default",
-        "fill.Scalar",
-        "hardtanh_backward.default",
-        "leaky_relu_backward.default",
-        "log_sigmoid_backward.default",
-        "softplus_backward.default",
-    )
-    if (op := resolve(f"aten.{name}")) is not None
-}
+_ALSO_POINTWISE = (torch.ops.aten._to_copy.default, torch.ops.aten.alias.default)
 
 _BY_NUMBERS = {
     op
-    for name in ("add", "sub", "mul", "div", "rsub", "lt", "le", "gt", "ge", "eq", "ne")
+    for name in ("add", "sub", "mul", "div", "lt", "le", "gt", "ge", "eq", "ne")
     for overload in ("Tensor", "Scalar")
     if (op := resolve(f"aten.{name}.{overload}")) is not None
 }

@@ -45,16 +45,6 @@ def hardtanh(x: jax.Array, min_val: Number = -1, max_val: Number = 1) -> jax.Arr
     return jnp.clip(x, jnp.asarray(min_val, x.dtype), jnp.asarray(max_val, x.dtype))
 
 
-@lowers("aten.silu.default")
-def silu(x: jax.Array) -> jax.Array:
-    return jax.nn.silu(_wide(x)).astype(x.dtype)
-
-
-@lowers("aten.hardshrink_backward.default")
-def hardshrink_backward(grad: jax.Array, x: jax.Array, lambd: Number) -> jax.Array:
-    return jnp.where((x >= -lambd) & (x <= lambd), 0, grad)
-
-
-@lowers("aten.softshrink_backward.default")
-def softshrink_backward(grad: jax.Array, x: jax.Array, lambd: Number) -> jax.Array:
+@lowers("aten.hardshrink_backward.default", "aten.softshrink_backward.default")
+def shrink_backward(grad: jax.Array, x: jax.Array, lambd: Number) -> jax.Array:
     return jnp.where((x >= -lambd) & (x <= lambd), 0, grad)

@@ -35,11 +35,6 @@ def sub(x: Operand, y: Operand, alpha: Number = 1) -> jax.Array:
     return a - _scaled(b, alpha)
 
 
-@lowers("aten.rsub.Tensor", "aten.rsub.Scalar")
-def rsub(x: Operand, y: Operand, alpha: Number = 1) -> jax.Array:
-    return sub(y, x, alpha)
-
-
 def _scaled(x: jax.Array, alpha: Number) -> jax.Array:
     return x if alpha == 1 else x * cast(alpha, x.dtype)
 
@@ -70,7 +65,6 @@ def _trunc_div(x: Operand, y: Operand) -> jax.Array:
     return jnp.trunc(a / b) if is_float(a.dtype) else lax.div(a, b)
 
 
-@lowers("aten.floor_divide.default", "aten.floor_divide.Scalar")
 def floor_divide(x: Operand, y: Operand) -> jax.Array:
     """Floats: the quotient of the exact remainder, so that it agrees with ``remainder`` (Python's ``//``); x / 0 is ±inf, NaN."""
     a, b = promote(x, y)
@@ -137,25 +131,6 @@ def _integer_power(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(b < 0, negative, positive)
 
 
-@lowers("aten.addcmul.default")
-def addcmul(x: jax.Array, a: jax.Array, b: jax.Array, *, value: Number = 1) -> jax.Array:
-    return add(x, mul(a, b), value)
-
-
-@lowers("aten.addcdiv.default")
-def addcdiv(x: jax.Array, a: jax.Array, b: jax.Array, *, value: Number = 1) -> jax.Array:
-    return add(x, div(a, b), value)
-
-
-@lowers("aten.lerp.Scalar", "aten.lerp.Tensor")
-def lerp(start: jax.Array, end: jax.Array, weight: Operand) -> jax.Array:
-    """Interpolate from the nearer end, as torch does, so that weight 1 gives exactly ``end``."""
-    dtype = result_dtype(start, end)
-    a, b, w = (cast(operand, dtype) for operand in (start, end, weight))
-    near_start = jnp.abs(w) < 0.5
-    return jnp.where(near_start, a + w * (b - a), b - (b - a) * (1 - w))
-
-
 # Functions of two tensors in their common dtype.
 _OF_TWO: dict[str, Callable[..., jax.Array]] = {
     "hypot": jnp.hypot,
@@ -165,8 +140,6 @@ _OF_TWO: dict[str, Callable[..., jax.Array]] = {
     "minimum": jnp.minimum,
     "fmax": jnp.fmax,
     "fmin": jnp.fmin,
-    "logaddexp": jnp.logaddexp,
-    "logaddexp2": jnp.logaddexp2,
 }
 
 
@@ -192,9 +165,3 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
 @lowers("aten.nextafter.default")
 def nextafter(x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.nextafter(*jnp.broadcast_arrays(*promote(x, y)))
-
-
-@lowers("aten.heaviside.default")
-def heaviside(x: jax.Array, values: jax.Array) -> jax.Array:
-    a, b = promote(x, values)
-    return jnp.where(a == 0, b, (a > 0).astype(b.dtype))

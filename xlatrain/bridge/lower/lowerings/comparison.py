@@ -41,12 +41,3 @@ def _compare(fn: Callable[..., jax.Array]) -> Callable[[Operand, Operand], jax.A
 
 for _name, _fn in _COMPARISONS.items():
     lowers(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_compare(_fn))
-
-
-@lowers("aten.isin.Tensor_Tensor")
-def isin(elements: jax.Array, test_elements: jax.Array, *, assume_unique: bool = False, invert: bool = False) -> jax.Array:
-    """``assume_unique`` only lets torch choose a faster algorithm; the result is the same."""
-    del assume_unique
-    a, b = promote(elements, test_elements)
-    found = jnp.any(a[..., None] == b.reshape(-1), axis=-1)
-    return ~found if invert else found

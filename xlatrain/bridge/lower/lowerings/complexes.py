@@ -31,17 +31,7 @@ def view_as_complex(x: jax.Array) -> jax.Array:
     return lax.complex(x[..., 0], x[..., 1])
 
 
-@lowers("aten.real.default")
-def real(x: jax.Array) -> jax.Array:
-    return jnp.real(x)
-
-
-@lowers("aten.imag.default")
-def imag(x: jax.Array) -> jax.Array:
-    return jnp.imag(x)
-
-
-@lowers("aten._conj.default", "aten._conj_physical.default", "aten.conj_physical.default", "aten._conj_copy.default")
+@lowers("aten._conj.default", "aten._conj_physical.default", "aten._conj_copy.default")
 def conj(x: jax.Array) -> jax.Array:
     return jnp.conj(x)
 

@@ -29,7 +29,7 @@ def convert(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     return x.astype(dtype)
 
 
-@lowers("aten._to_copy.default", "aten.to.dtype")
+@lowers("aten._to_copy.default")
 def to_copy(x: jax.Array, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
     """Device, layout and memory format mean nothing for an XLA value; only dense tensors get here."""
     del placement
@@ -43,17 +43,11 @@ def convert_element_type(x: jax.Array, dtype: torch.dtype) -> jax.Array:
 
 @lowers(
     "aten.alias.default",
-    "aten.alias_copy.default",
     "aten.clone.default",
-    "aten.contiguous.default",
-    "aten.detach.default",
     "aten.detach_copy.default",
     "aten.lift.default",
     "aten.lift_fresh.default",
     "aten.lift_fresh_copy.default",
-    "aten.resolve_conj.default",
-    "aten.resolve_neg.default",
-    "aten.positive.default",
 )
 def same(x: jax.Array, *, memory_format: torch.memory_format | None = None) -> jax.Array:
     """XLA values are immutable and have no user-visible layout: a copy is the value itself."""

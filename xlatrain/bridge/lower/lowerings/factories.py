@@ -35,19 +35,7 @@ def full_like(x: jax.Array, fill_value: Operand, *, dtype: torch.dtype | None = 
     return jnp.broadcast_to(cast(fill_value, _dtype(dtype, x.dtype)), x.shape)
 
 
-@lowers("aten.new_full.default")
-def new_full(
-    x: jax.Array, size: Sequence[int], fill_value: Operand, *, dtype: torch.dtype | None = None, **placement: Any
-) -> jax.Array:
-    return jnp.broadcast_to(cast(fill_value, _dtype(dtype, x.dtype)), tuple(size))
-
-
-@lowers("aten.fill.Scalar", "aten.fill.Tensor")
-def fill(x: jax.Array, value: Operand) -> jax.Array:
-    return full_like(x, value)
-
-
-@lowers("aten.zeros.default", "aten.empty.memory_format")
+@lowers("aten.empty.memory_format")
 def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
     """Uninitialised memory reads as zeros."""
     return jnp.zeros(tuple(size), _dtype(dtype))
@@ -73,31 +61,6 @@ def new_empty_strided(
     return jnp.zeros(tuple(size), _dtype(dtype, x.dtype))
 
 
-@lowers("aten.zeros_like.default", "aten.empty_like.default")
-def zeros_like(x: jax.Array, *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
-    return jnp.zeros(x.shape, _dtype(dtype, x.dtype))
-
-
-@lowers("aten.new_zeros.default", "aten.new_empty.default")
-def new_zeros(x: jax.Array, size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
-    return jnp.zeros(tuple(size), _dtype(dtype, x.dtype))
-
-
-@lowers("aten.ones.default")
-def ones(size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
-    return jnp.ones(tuple(size), _dtype(dtype))
-
-
-@lowers("aten.ones_like.default")
-def ones_like(x: jax.Array, *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
-    return jnp.ones(x.shape, _dtype(dtype, x.dtype))
-
-
-@lowers("aten.new_ones.default")
-def new_ones(x: jax.Array, size: Sequence[int], *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
-    return jnp.ones(tuple(size), _dtype(dtype, x.dtype))
-
-
 @lowers("aten.scalar_tensor.default")
 def scalar_tensor(value: Operand, *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
     return cast(value, _dtype(dtype))
@@ -115,39 +78,9 @@ def arange(start: Number, end: Number, step: Number = 1, *, dtype: torch.dtype |
     return jnp.asarray(np.asarray(start + np.arange(count, dtype=np.float64) * step, _dtype(dtype)))
 
 
-@lowers("aten.arange.default")
-def arange_end(end: Number, *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
-    return arange(0, end, dtype=dtype)
-
-
-@lowers("aten.arange.start")
-def arange_start(start: Number, end: Number, *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
-    return arange(start, end, dtype=dtype)
-
-
 @lowers("prims.iota.default")
 def iota(length: int, *, start: int, step: int, dtype: torch.dtype, **placement: Any) -> jax.Array:
     return arange(start, start + length * step, step, dtype=dtype)
-
-
-@lowers("aten.eye.default")
-def eye(n: int, *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
-    return jnp.eye(n, dtype=_dtype(dtype))
-
-
-@lowers("aten.eye.m")
-def eye_m(n: int, m: int, *, dtype: torch.dtype | None = None, **placement: Any) -> jax.Array:
-    return jnp.eye(n, m, dtype=_dtype(dtype))
-
-
-@lowers("aten.tril.default")
-def tril(x: jax.Array, diagonal: int = 0) -> jax.Array:
-    return jnp.tril(x, diagonal)
-
-
-@lowers("aten.triu.default")
-def triu(x: jax.Array, diagonal: int = 0) -> jax.Array:
-    return jnp.triu(x, diagonal)
 
 
 @lowers("aten.tril_indices.default")

@@ -35,7 +35,7 @@ def index_tuple(indices: Indices) -> tuple[jax.Array | slice, ...]:
     return tuple(slice(None) if index is None else index for index in indices)
 
 
-@lowers("aten.index.Tensor", "aten._unsafe_index.Tensor")
+@lowers("aten.index.Tensor")
 def index(x: jax.Array, indices: Indices) -> jax.Array:
     """Negative indices count from the end."""
     return x.at[index_tuple(indices)].get(mode="fill")
@@ -47,12 +47,6 @@ def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
         return x
     at = (*(slice(None),) * canonical_dim(dim, x.ndim), index.reshape(-1))
     return x.at[at].get(mode="fill", wrap_negative_indices=False)
-
-
-@lowers("aten.take.default")
-def take(x: jax.Array, index: jax.Array) -> jax.Array:
-    """The elements at ``index`` of the flattened tensor."""
-    return x.reshape(-1).at[index].get(mode="fill")
 
 
 @lowers("aten.embedding.default")
@@ -100,8 +94,3 @@ def repeat_interleave_indices(repeats: jax.Array, *, output_size: int | None = N
             "pass output_size=, or an int for repeats"
         )
     return jnp.repeat(jnp.arange(repeats.shape[0]), repeats, total_repeat_length=output_size)
-
-
-@lowers("aten._unsafe_masked_index.default")
-def masked_index(x: jax.Array, mask: jax.Array, indices: Indices, fill: float) -> jax.Array:
-    return jnp.where(mask, x.at[index_tuple(indices)].get(mode="clip"), jnp.asarray(fill, x.dtype))

@@ -25,11 +25,6 @@ def cat(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     return jnp.concatenate(kept, axis=dim) if kept else arrays[0]
 
 
-@lowers("aten.stack.default")
-def stack(tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
-    return jnp.stack(_common(tensors), axis=dim)
-
-
 def _pieces(x: jax.Array, sizes: Sequence[int], dim: int) -> tuple[jax.Array, ...]:
     """Slices of ``x`` along ``dim``, of ``sizes``, one behind the other."""
     axis = canonical_dim(dim, x.ndim)
@@ -37,12 +32,12 @@ def _pieces(x: jax.Array, sizes: Sequence[int], dim: int) -> tuple[jax.Array, ..
     return tuple(lax.slice_in_dim(x, at, at + size, axis=axis) for at, size in zip(starts, sizes, strict=True))
 
 
-@lowers("aten.split_with_sizes.default", "aten.split_with_sizes_copy.default")
+@lowers("aten.split_with_sizes.default")
 def split_with_sizes(x: jax.Array, split_sizes: Sequence[int], dim: int = 0) -> tuple[jax.Array, ...]:
     return _pieces(x, split_sizes, dim)
 
 
-@lowers("aten.split.Tensor", "aten.split_copy.Tensor")
+@lowers("aten.split_copy.Tensor")
 def split(x: jax.Array, split_size: int, dim: int = 0) -> tuple[jax.Array, ...]:
     length = x.shape[dim]
     if length == 0 or split_size == 0:
@@ -51,25 +46,7 @@ def split(x: jax.Array, split_size: int, dim: int = 0) -> tuple[jax.Array, ...]:
     return _pieces(x, [min(split_size, length - i * split_size) for i in range(count)], dim)
 
 
-@lowers("aten.unbind.int", "aten.unbind_copy.int")
+@lowers("aten.unbind_copy.int")
 def unbind(x: jax.Array, dim: int = 0) -> tuple[jax.Array, ...]:
     axis = canonical_dim(dim, x.ndim)
     return tuple(lax.index_in_dim(x, at, axis, keepdims=False) for at in range(x.shape[axis]))
-
-
-@lowers("aten.block_diag.default")
-def block_diag(tensors: Sequence[jax.Array]) -> jax.Array:
-    return jax.scipy.linalg.block_diag(*_common(tensors))
-
-
-@lowers("aten._chunk_cat.default")
-def chunk_cat(tensors: Sequence[jax.Array], dim: int, num_chunks: int) -> jax.Array:
-    """Chunks of the tensors, each zero-padded on ``dim`` to ``num_chunks`` equal ones, the rest flattened; joined by chunk."""
-    axis = canonical_dim(dim, tensors[0].ndim)
-    rows = []
-    for x in _common(tensors):
-        length = math.ceil(x.shape[axis] / num_chunks)
-        padding = [(0, 0)] * x.ndim
-        padding[axis] = (0, length * num_chunks - x.shape[axis])
-        rows.append(jnp.pad(x, padding).reshape(*x.shape[:axis], num_chunks, -1))
-    return jnp.concatenate(rows, axis=axis + 1)

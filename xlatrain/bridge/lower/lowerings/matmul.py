@@ -34,7 +34,7 @@ def _wide_product(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, preferred_element_type=accumulate_dtype(a.dtype))
 
 
-@lowers("aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.matmul.default")
+@lowers("aten.mm.default", "aten.bmm.default")
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     return _product(a, b)
 
@@ -44,17 +44,7 @@ def matmul_dtype(a: jax.Array, b: jax.Array, out_dtype: torch.dtype) -> jax.Arra
     return jnp.matmul(a, b, preferred_element_type=jax_dtype(out_dtype))
 
 
-@lowers("aten.dot.default")
-def dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    return _product(a, b)
-
-
-@lowers("aten.vdot.default")
-def vdot(a: jax.Array, b: jax.Array) -> jax.Array:
-    return _product(jnp.conj(a), b)
-
-
-@lowers("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default")
+@lowers("aten.addmm.default", "aten.addmv.default")
 def addmm(x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Number = 1, alpha: Number = 1) -> jax.Array:
     return _affine(x, _wide_product(a, b), beta, alpha, np.dtype(a.dtype))
 
@@ -64,15 +54,6 @@ def addbmm(x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Number = 1, alpha:
     """The products summed over the batch."""
     product = jnp.einsum("bij,bjk->ik", a, b, preferred_element_type=accumulate_dtype(a.dtype))
     return _affine(x, product, beta, alpha, np.dtype(a.dtype))
-
-
-@lowers("aten.addr.default")
-def addr(x: jax.Array, a: jax.Array, b: jax.Array, *, beta: Number = 1, alpha: Number = 1) -> jax.Array:
-    dtype = np.dtype(jnp.promote_types(x.dtype, jnp.promote_types(a.dtype, b.dtype)))
-    if dtype == np.bool_:
-        outer = jnp.logical_and(a[:, None], b[None, :]) & bool(alpha)
-        return outer | (x & bool(beta))
-    return _affine(x, jnp.outer(a, b).astype(accumulate_dtype(dtype)), beta, alpha, dtype)
 
 
 @lowers("aten._addmm_activation.default")
@@ -103,12 +84,6 @@ def trilinear(
     summed = {d % rank for d in sumdim}
     kept = [d for d in range(rank) if d not in summed]
     return jnp.einsum(i1, labels(i1, expand1), i2, labels(i2, expand2), i3, labels(i3, expand3), kept)
-
-
-@lowers("aten.linalg_cross.default")
-def cross(x: jax.Array, y: jax.Array, *, dim: int = -1) -> jax.Array:
-    x, y = jnp.broadcast_arrays(x, y)
-    return jnp.cross(x, y, axis=dim)
 
 
 _RAGGED_CONTRACTION = lax.RaggedDotDimensionNumbers(

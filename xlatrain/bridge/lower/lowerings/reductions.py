@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 from xlatrain.bridge.lower.lowerings.conversion import convert
-from xlatrain.bridge.lower.operands import Number, accumulate_dtype, along, as_float, canonical_dims, is_complex, is_float
+from xlatrain.bridge.lower.operands import Number, accumulate_dtype, along, canonical_dims, is_complex, is_float
 from xlatrain.bridge.lower.registry import lowers
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 
 Dims = int | Sequence[int] | None
 
 
-def _summand(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
-    """The operand of a sum, converted: to ``dtype``, or to int64 for integers and bools; 16-bit floats to float32."""
+def summand(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
+    """The terms of a sum, converted: to ``dtype``, or to int64 for integers and bools; 16-bit floats to float32."""
     if dtype is not None:
         x = convert(x, jax_dtype(dtype))
     elif not is_float(x.dtype) and not is_complex(x.dtype):
@@ -27,14 +27,9 @@ def _summand(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
     return x.astype(accumulate_dtype(x.dtype))
 
 
-@lowers("aten.sum.default", "aten.sum.dim_IntList")
+@lowers("aten.sum.dim_IntList")
 def sum_(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
-    return jnp.sum(_summand(x, dtype), axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
-
-
-@lowers("aten.nansum.default")
-def nansum(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
-    return jnp.nansum(_summand(x, dtype), axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
+    return jnp.sum(summand(x, dtype), axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
 
 
 @lowers("aten.mean.default", "aten.mean.dim")
@@ -47,12 +42,12 @@ def mean(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.
 
 @lowers("aten.prod.default")
 def prod(x: jax.Array, *, dtype: torch.dtype | None = None) -> jax.Array:
-    return jnp.prod(_summand(x, dtype))
+    return jnp.prod(summand(x, dtype))
 
 
 @lowers("aten.prod.dim_int")
 def prod_dim(x: jax.Array, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> jax.Array:
-    return jnp.prod(_summand(x, dtype), axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
+    return jnp.prod(summand(x, dtype), axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
 
 
 @lowers("aten.amax.default")
@@ -63,11 +58,6 @@ def amax(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
 @lowers("aten.amin.default")
 def amin(x: jax.Array, dim: Dims = (), keepdim: bool = False) -> jax.Array:
     return jnp.min(x, axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
-
-
-@lowers("aten.aminmax.default")
-def aminmax(x: jax.Array, *, dim: int | None = None, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    return amin(x, dim, keepdim), amax(x, dim, keepdim)
 
 
 @lowers("aten.max.default")
@@ -114,20 +104,9 @@ def any_(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
     return jnp.any(x, axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
 
 
-@lowers("aten.all.default", "aten.all.dim", "aten.all.dims", "aten._is_all_true.default")
+@lowers("aten._is_all_true.default")
 def all_(x: jax.Array, dim: Dims = None, keepdim: bool = False) -> jax.Array:
     return jnp.all(x, axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
-
-
-@lowers("aten.count_nonzero.dim_IntList", "aten.count_nonzero.default")
-def count_nonzero(x: jax.Array, dim: Dims = None) -> jax.Array:
-    return jnp.count_nonzero(x, axis=canonical_dims(dim, x.ndim))
-
-
-@lowers("aten.logsumexp.default")
-def logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False) -> jax.Array:
-    x = as_float(x)
-    return jax.nn.logsumexp(x.astype(accumulate_dtype(x.dtype)), axis=canonical_dims(dim, x.ndim), keepdims=keepdim)
 
 
 def _moments(x: jax.Array, dims: tuple[int, ...], correction: Number | None) -> tuple[jax.Array, jax.Array]:
@@ -144,15 +123,10 @@ def _kept(x: jax.Array, dims: tuple[int, ...], keepdim: bool) -> jax.Array:
     return x if keepdim else jnp.squeeze(x, axis=dims)
 
 
-@lowers("aten.var.correction", "aten.var.dim", "aten.var.default")
+@lowers("aten.var.correction")
 def var(x: jax.Array, dim: Dims = None, correction: Number | None = None, keepdim: bool = False) -> jax.Array:
     dims = canonical_dims(dim, x.ndim)
     return _kept(_moments(x, dims, correction)[0], dims, keepdim)
-
-
-@lowers("aten.std.correction", "aten.std.dim", "aten.std.default")
-def std(x: jax.Array, dim: Dims = None, correction: Number | None = None, keepdim: bool = False) -> jax.Array:
-    return jnp.sqrt(var(x, dim, correction, keepdim))
 
 
 @lowers("aten.var_mean.correction")
@@ -162,14 +136,6 @@ def var_mean(
     dims = canonical_dims(dim, x.ndim)
     variance, average = _moments(x, dims, correction)
     return _kept(variance, dims, keepdim), _kept(average, dims, keepdim)
-
-
-@lowers("aten.std_mean.correction")
-def std_mean(
-    x: jax.Array, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
-) -> tuple[jax.Array, jax.Array]:
-    variance, average = var_mean(x, dim, correction=correction, keepdim=keepdim)
-    return jnp.sqrt(variance), average
 
 
 @lowers("aten.linalg_vector_norm.default")
@@ -192,13 +158,6 @@ def vector_norm(
     if ord == 2:
         return jnp.sqrt(jnp.sum(jnp.square(size), axis=dims, keepdims=keepdim))
     return jnp.sum(size**ord, axis=dims, keepdims=keepdim) ** (1.0 / ord)
-
-
-@lowers("aten.norm.ScalarOpt_dim", "aten.norm.Scalar", "aten.norm.ScalarOpt_dim_dtype", "aten.norm.ScalarOpt_dtype")
-def norm(
-    x: jax.Array, p: Number | None = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> jax.Array:
-    return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
 @lowers("aten.dist.default")

@@ -9,30 +9,21 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from xlatrain.bridge.lower.lowerings.conversion import convert
+from xlatrain.bridge.lower.lowerings.reductions import summand
 from xlatrain.bridge.lower.operands import accumulate_dtype, along, is_complex, is_float
 from xlatrain.bridge.lower.registry import lowers
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 
 
-def _terms(x: jax.Array, dtype: torch.dtype | None) -> jax.Array:
-    """The terms of a scan: in ``dtype``, or in int64 for integers and bools; 16-bit floats in float32."""
-    if dtype is not None:
-        x = convert(x, jax_dtype(dtype))
-    elif not is_float(x.dtype) and not is_complex(x.dtype):
-        x = x.astype(jax_dtype(torch.int64))
-    return x.astype(accumulate_dtype(x.dtype))
-
-
 @lowers("aten.cumsum.default")
 def cumsum(x: jax.Array, dim: int, *, dtype: torch.dtype | None = None) -> jax.Array:
-    terms, axis = along(_terms(x, dtype), dim)
+    terms, axis = along(summand(x, dtype), dim)
     return lax.cumsum(terms, axis).reshape(x.shape)
 
 
 @lowers("aten.cumprod.default")
 def cumprod(x: jax.Array, dim: int, *, dtype: torch.dtype | None = None) -> jax.Array:
-    terms, axis = along(_terms(x, dtype), dim)
+    terms, axis = along(summand(x, dtype), dim)
     return lax.cumprod(terms, axis).reshape(x.shape)
 
 

@@ -37,7 +37,7 @@ def _bools_as_integers(lowering: Callable[..., jax.Array]) -> Callable[..., jax.
     return widened
 
 
-@lowers("aten.index_put.default", "aten._unsafe_index_put.default")
+@lowers("aten.index_put.default")
 @_bools_as_integers
 def index_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool = False) -> jax.Array:
     masks = [index for index in indices if index is not None and index.dtype in (np.bool_, np.uint8)]
@@ -77,12 +77,6 @@ def index_put_impl(
     """``unsafe`` skips torch's range checks, which a compiled program has not."""
     del unsafe
     return index_put(x, indices, values, accumulate)
-
-
-@lowers("aten._unsafe_masked_index_put_accumulate.default")
-def masked_index_put_accumulate(x: jax.Array, mask: jax.Array, indices: Indices, values: jax.Array) -> jax.Array:
-    at = tuple(slice(None) if index is None else jnp.clip(index, -x.shape[d], x.shape[d] - 1) for d, index in enumerate(indices))
-    return x.at[at].add(jnp.where(mask, values, 0))
 
 
 @lowers("aten.put.default")

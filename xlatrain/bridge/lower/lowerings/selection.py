@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlatrain.bridge.lower.operands import Number, Operand, cast, is_integer, promote, result_dtype
+from xlatrain.bridge.lower.operands import Operand, cast, is_integer, promote, result_dtype
 from xlatrain.bridge.lower.registry import lowers
 
 
-@lowers("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
+@lowers("aten.where.self")
 def where(condition: jax.Array, x: Operand, y: Operand) -> jax.Array:
     return jnp.where(condition != 0, *promote(x, y))
 
 
-@lowers("aten.clamp.default", "aten.clamp.Tensor", "aten.clip.default", "aten.clip.Tensor")
+@lowers("aten.clamp.default", "aten.clamp.Tensor")
 def clamp(x: jax.Array, min: Operand | None = None, max: Operand | None = None) -> jax.Array:
     """NaN in any operand gives NaN; ``max`` wins where ``min > max``."""
     dtype = result_dtype(*(operand for operand in (x, min, max) if operand is not None))
@@ -31,21 +31,6 @@ def _bound(value: Operand, dtype: np.dtype) -> jax.Array:
         info = np.iinfo(dtype)
         value = int(np.clip(value, info.min, info.max)) if dtype.itemsize >= 4 else value
     return cast(value, dtype)
-
-
-@lowers("aten.clamp_min.default", "aten.clamp_min.Tensor")
-def clamp_min(x: jax.Array, min: Operand) -> jax.Array:
-    return clamp(x, min=min)
-
-
-@lowers("aten.clamp_max.default", "aten.clamp_max.Tensor")
-def clamp_max(x: jax.Array, max: Operand) -> jax.Array:
-    return clamp(x, max=max)
-
-
-@lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
-def masked_fill(x: jax.Array, mask: jax.Array, value: Number | jax.Array) -> jax.Array:
-    return jnp.where(mask, cast(value, x.dtype), x)
 
 
 @lowers("aten.masked_scatter.default")

@@ -6,8 +6,6 @@ The scatters are written as selects between the tensor and the padded source: XL
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -30,7 +28,7 @@ def slice_(x: jax.Array, dim: int = 0, start: int | None = None, end: int | None
     return lax.slice_in_dim(x, first, last, step, axis)
 
 
-@lowers("aten.narrow.default", "aten.narrow_copy.default")
+@lowers("aten.narrow_copy.default")
 def narrow(x: jax.Array, dim: int, start: int, length: int) -> jax.Array:
     axis = canonical_dim(dim, x.ndim)
     first = start + x.shape[axis] if start < 0 else start
@@ -68,23 +66,6 @@ def slice_scatter(
     return jnp.where(inside, placed, x)
 
 
-@lowers("aten.slice_backward.default")
-def slice_backward(grad: jax.Array, sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> jax.Array:
-    return slice_scatter(jnp.zeros(tuple(sizes), grad.dtype), grad, dim, start, end, step)
-
-
-@lowers("aten.select_scatter.default")
-def select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
-    axis = canonical_dim(dim, x.ndim)
-    at = lax.broadcasted_iota(jnp.int32, x.shape, axis)
-    return jnp.where(at == index % x.shape[axis], jnp.expand_dims(convert(src, x.dtype), axis), x)
-
-
-@lowers("aten.select_backward.default")
-def select_backward(grad: jax.Array, sizes: Sequence[int], dim: int, index: int) -> jax.Array:
-    return select_scatter(jnp.zeros(tuple(sizes), grad.dtype), grad, dim, index)
-
-
 @lowers("aten.diagonal_scatter.default")
 def diagonal_scatter(x: jax.Array, src: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
     row_axis, col_axis = canonical_dim(dim1, x.ndim), canonical_dim(dim2, x.ndim)
@@ -100,24 +81,3 @@ def diagonal_scatter(x: jax.Array, src: jax.Array, offset: int = 0, dim1: int = 
     padded = jnp.pad(src, [(0, 0)] * (src.ndim - 1) + [(0, size - src.shape[-1])])
     spread = padded[..., :, None] if offset >= 0 else padded[..., None, :]
     return jnp.moveaxis(jnp.where(at_col - at_row == offset, spread, moved), (-2, -1), (row_axis, col_axis))
-
-
-@lowers("aten.diagonal_backward.default")
-def diagonal_backward(grad: jax.Array, sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> jax.Array:
-    return diagonal_scatter(jnp.zeros(tuple(sizes), grad.dtype), grad, offset, dim1, dim2)
-
-
-@lowers("aten.unfold_backward.default")
-def unfold_backward(grad: jax.Array, sizes: Sequence[int], dim: int, size: int, step: int) -> jax.Array:
-    """The sum of every window's gradient at its place: one padded slice per element of a window."""
-    if len(sizes) == 0:
-        return jnp.sum(grad)
-    axis = canonical_dim(dim, len(sizes))
-    total = jnp.zeros(tuple(sizes), grad.dtype)
-    for at in range(size):
-        part = grad[..., at]
-        past = at + (part.shape[axis] - 1) * step + 1
-        padding = [(0, 0, 0)] * len(sizes)
-        padding[axis] = (at, sizes[axis] - past, step - 1)
-        total = total + lax.pad(part, jnp.zeros((), grad.dtype), padding)
-    return total

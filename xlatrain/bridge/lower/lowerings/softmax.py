@@ -39,18 +39,3 @@ def log_softmax(x: jax.Array, dim: int, half_to_float: bool = False) -> jax.Arra
     del half_to_float
     wide, axis = along(x.astype(accumulate_dtype(x.dtype)), dim)
     return jax.nn.log_softmax(wide, axis=axis).reshape(x.shape)
-
-
-@lowers("aten._softmax_backward_data.default")
-def softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: torch.dtype) -> jax.Array:
-    wide = accumulate_dtype(grad.dtype)
-    (g, axis), (y, _) = along(grad.astype(wide), dim), along(output.astype(wide), dim)
-    weighted = g * y
-    return (weighted - y * jnp.sum(weighted, axis=axis, keepdims=True)).reshape(grad.shape).astype(jax_dtype(input_dtype))
-
-
-@lowers("aten._log_softmax_backward_data.default")
-def log_softmax_backward(grad: jax.Array, output: jax.Array, dim: int, input_dtype: torch.dtype) -> jax.Array:
-    wide = accumulate_dtype(grad.dtype)
-    (g, axis), (y, _) = along(grad.astype(wide), dim), along(output.astype(wide), dim)
-    return (g - jnp.exp(y) * jnp.sum(g, axis=axis, keepdims=True)).reshape(grad.shape).astype(jax_dtype(input_dtype))

@@ -39,16 +39,6 @@ def sort_stable(x: jax.Array, *, stable: bool | None, dim: int = -1, descending:
     return _sorted(x, dim, descending)
 
 
-@lowers("aten.argsort.default")
-def argsort(x: jax.Array, dim: int = -1, descending: bool = False) -> jax.Array:
-    return _sorted(x, dim, descending)[1]
-
-
-@lowers("aten.msort.default")
-def msort(x: jax.Array) -> jax.Array:
-    return _sorted(x, 0, False)[0]
-
-
 @lowers("aten.topk.default")
 def topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[jax.Array, jax.Array]:
     """The ``k`` largest (or smallest) elements, always sorted; of equal elements the first."""

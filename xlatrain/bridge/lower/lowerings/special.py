@@ -46,12 +46,9 @@ _UNARY: dict[str, Unary] = {
     "erfinv": lax.erf_inv,
     "i0": jsp.i0,
     "lgamma": lax.lgamma,
-    "sinc": jnp.sinc,
-    "special_entr": jsp.entr,
     "special_i0e": jsp.i0e,
     "special_i1": jsp.i1,
     "special_i1e": jsp.i1e,
-    "special_log_ndtr": jsp.log_ndtr,
     "special_modified_bessel_i0": jsp.i0,
     "special_modified_bessel_i1": jsp.i1,
     "special_ndtri": jsp.ndtri,
@@ -114,17 +111,3 @@ def _hurwitz(x: jax.Array, q: jax.Array) -> jax.Array:
     movable = (q < 0) & (q != jnp.floor(q)) & (x == jnp.floor(x)) & (x > 1) & jnp.isfinite(q)
     total, at = lax.while_loop(lambda state: jnp.any(movable & (state[1] < 0)), add_term, (jnp.zeros_like(q), q))
     return total + lax.zeta(x, at)
-
-
-@lowers("aten.xlogy.Tensor", "aten.xlogy.Scalar_Self", "aten.xlogy.Scalar_Other")
-def xlogy(x: Operand, y: Operand) -> jax.Array:
-    """``x * log(y)``: 0 where x is 0, unless y is NaN."""
-    a, b = _broadcast(x, y)
-    return jnp.where(jnp.isnan(b), b, jnp.where(a == 0, 0, a * jnp.log(b)))
-
-
-@lowers("aten.special_xlog1py.default", "aten.special_xlog1py.other_scalar", "aten.special_xlog1py.self_scalar")
-def xlog1py(x: Operand, y: Operand) -> jax.Array:
-    """``x * log1p(y)``: 0 where x is 0, unless y is NaN."""
-    a, b = _broadcast(x, y)
-    return jnp.where(jnp.isnan(b), b, jnp.where(a == 0, 0, a * jnp.log1p(b)))

@@ -51,7 +51,7 @@ def eig(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return _eig(x)
 
 
-@lowers("aten.linalg_eigvals.default", "aten._linalg_eigvals.default")
+@lowers("aten._linalg_eigvals.default")
 def eigvals(x: jax.Array) -> jax.Array:
     return jnp.linalg.eigvals(x).astype(jnp.promote_types(x.dtype, default_complex()))
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xlatrain.bridge.lower.operands import accumulate_dtype, as_float, is_complex, is_float, is_integer
+from xlatrain.bridge.lower.operands import accumulate_dtype, as_float, is_complex, is_float
 from xlatrain.bridge.lower.registry import lowers
 
 Unary = Callable[[jax.Array], jax.Array]
@@ -23,7 +23,6 @@ _FLOATING: dict[str, Unary] = {
     "atanh": jnp.arctanh,
     "cos": jnp.cos,
     "cosh": jnp.cosh,
-    "deg2rad": jnp.deg2rad,
     "exp": jnp.exp,
     "exp2": jnp.exp2,
     "expm1": jnp.expm1,
@@ -31,7 +30,6 @@ _FLOATING: dict[str, Unary] = {
     "log10": jnp.log10,
     "log1p": jnp.log1p,
     "log2": jnp.log2,
-    "rad2deg": jnp.rad2deg,
     "rsqrt": lax.rsqrt,
     "sigmoid": jax.nn.sigmoid,
     "sin": jnp.sin,
@@ -42,16 +40,7 @@ _FLOATING: dict[str, Unary] = {
 }
 
 # Integers stay integers.
-_SAME_DTYPE: dict[str, Unary] = {
-    "abs": jnp.abs,
-    "neg": jnp.negative,
-    "square": jnp.square,
-    "isnan": jnp.isnan,
-    "isinf": jnp.isinf,
-    "isfinite": jnp.isfinite,
-    "isneginf": jnp.isneginf,
-    "isposinf": jnp.isposinf,
-}
+_SAME_DTYPE: dict[str, Unary] = {"abs": jnp.abs, "neg": jnp.negative, "isnan": jnp.isnan, "isinf": jnp.isinf}
 
 # Integers and bools are already round.
 _ROUNDING: dict[str, Unary] = {"ceil": jnp.ceil, "floor": jnp.floor, "round": jnp.round, "trunc": jnp.trunc}
@@ -87,25 +76,12 @@ def reciprocal(x: jax.Array) -> jax.Array:
     return 1 / as_float(x)
 
 
-@lowers("aten.frac.default")
-def frac(x: jax.Array) -> jax.Array:
-    return x - jnp.trunc(x)
-
-
 @lowers("aten.sign.default")
 def sign(x: jax.Array) -> jax.Array:
     """The sign, -1, 0 or 1; 0 for NaN, as torch counts comparisons."""
     if x.dtype == jnp.bool_ or jnp.issubdtype(x.dtype, jnp.unsignedinteger):
         return (x != 0).astype(x.dtype)
     return (x > 0).astype(x.dtype) - (x < 0).astype(x.dtype)
-
-
-@lowers("aten.sgn.default")
-def sgn(x: jax.Array) -> jax.Array:
-    if not is_complex(x.dtype):
-        return sign(x)
-    size = jnp.abs(x)
-    return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
 
 
 @lowers("aten.signbit.default")
@@ -122,10 +98,3 @@ def frexp(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 @lowers("aten.relu.default")
 def relu(x: jax.Array) -> jax.Array:
     return jnp.maximum(x, jnp.zeros((), x.dtype))
-
-
-@lowers("aten.nan_to_num.default")
-def nan_to_num(x: jax.Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> jax.Array:
-    if is_integer(x.dtype) or x.dtype == jnp.bool_:
-        return x
-    return jnp.nan_to_num(x, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
