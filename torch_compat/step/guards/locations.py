@@ -443,7 +443,8 @@ class Values(Location):
 def is_memory(descriptor: Any) -> bool:
     """Whether a descriptor is a slot, or a field of C's: what it gives is what was put there.
 
-    A setting of torch (``torch.backends.mkldnn.enabled``) is another while a step is captured, and must not be put back after.
+    A setting of torch (``torch.backends.cuda.matmul.allow_tf32``) may be another while a step is captured, and must not be put
+    back after.
     """
     kind = type(descriptor)
     return kind is types.MemberDescriptorType or kind is types.GetSetDescriptorType or kind.__module__ == "_ctypes"

@@ -36,6 +36,7 @@ from xlatrain.bridge.capture.masked_rows.masked_rows import exactly
 from xlatrain.bridge.capture.masked_rows.packed import packed_sequences
 from xlatrain.bridge.capture.masks import recognise_masks
 from xlatrain.bridge.capture.offloading import offloads, without_needless_transfers
+from xlatrain.bridge.capture.onednn import without_onednn
 from xlatrain.bridge.capture.recorded import is_enabled
 from xlatrain.bridge.capture.recorded.expansions import Expansions
 from xlatrain.bridge.capture.recorded.fake_results import FlatCall
@@ -398,17 +399,6 @@ def _uncollected() -> Iterator[None]:
         gc.callbacks[:0] = callbacks
 
 
-@contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Like ``torch.backends.mkldnn.flags(enabled=False)``, which also sets TF32 and warns on processors that have none."""
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(enabled)
-
-
 _NAMES = [
     (kind, name, getattr(torch.Tensor, name))
     for kind in (FakeTensor, FunctionalTensor)
@@ -422,7 +412,7 @@ def _capture_backends() -> Iterator[None]:
     """Keep CPU-only kernels (fused attention, oneDNN) out of the graph."""
     with (
         sdpa_kernel([SDPBackend.MATH]),
-        _without_onednn(),
+        without_onednn(),
         compiling_state(),
         without_inference_mode(),
         assignable_data(FunctionalTensor),
