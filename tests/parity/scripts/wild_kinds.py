@@ -302,3 +302,51 @@ def arrays_drawn_by_numpy_that_tensors_share(run: Run) -> None:
         run.trainer(max_epochs=1).fit(model, run.loader(*class_data(32)))
         run.note(way, [parameter.detach().clone() for parameter in model.parameters()])
         run.note(f"{way}, stream", float(np.random.random()))
+
+
+class Grid(nn.Module):
+    """Adds coordinates that the first call has made, a tensor for each dim, as neural operators do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dims: dict[str, Any] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[1]
+        if self.dims is None or self.dims["of"] != size:
+            self.dims = {"of": size, "dims": [torch.linspace(0, 1, size), torch.linspace(1, 2, size)[None]]}
+        first, second = self.dims["dims"]
+        return x + first * second
+
+
+@case
+def cache_of_several_tensors(run: Run) -> None:
+    class Placed(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grid = Grid()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = F.cross_entropy(self.net(self.grid(batch[0])), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", F.cross_entropy(self.net(self.grid(batch[0])), batch[1]))
+
+    for checked in (0, 2):
+        model = Placed()
+        trainer = run.trainer(max_epochs=2, num_sanity_val_steps=checked)
+        run.fit(model, trainer, run.loader(*class_data(32)), run.loader(*class_data(32)))
+        assert model.grid.dims is not None
+        run.note(f"grid {checked}", [one.flatten().tolist() for one in model.grid.dims["dims"]])
+
+
+@case
+def setting_of_a_backend_that_the_step_reads(run: Run) -> None:
+    class Asking(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = F.cross_entropy(self.net(batch[0]), batch[1])
+            return loss * 2 if torch.backends.mkldnn.enabled else loss  # pyright: ignore[reportAttributeAccessIssue]
+
+    run.fit(Asking(), run.trainer(max_epochs=2), run.loader(*class_data(32)))

@@ -121,11 +121,11 @@ class CapturedStep(StepRun):
 
     @functools.cached_property
     def cached(self) -> frozenset[int]:
-        """The values made of nothing else that are put under keys of dicts, or in attributes, that were not there before."""
+        """The values made of nothing else that are put under keys of dicts, or in attributes, that were not there before, or
+        that come in a list, tuple or dict."""
         made = [record.value for record in self.effects.records if record.made]
-        return self._made_of_nothing.intersection(
-            one.index for one in made if isinstance(one, ValueSlot) and one.source == "values"
-        )
+        alone = {one.index for one in made if isinstance(one, ValueSlot) and one.source == "values"}
+        return self._made_of_nothing & alone | self.effects.contained(self._made_of_nothing)
 
     @functools.cached_property
     def _made_of_nothing(self) -> frozenset[int]:

@@ -194,11 +194,18 @@ class Effects:
         return frozenset(one for one in found if one is not None)
 
     def assigned_from(self, values: Collection[int]) -> frozenset[tuple[str, str]]:
-        """The ``(owner, attribute)`` that are set once, to one of these values of the step's program."""
+        """The ``(owner, attribute)`` that are set once, to one of these values of the program, or a list or dict of them."""
         set_to = [(r.place.attribute(r.key), r.value) for r in self.records if r.kind == "setattr"]
         times = Counter(where for where, _ in set_to)
-        slots = [(where, value) for where, value in set_to if isinstance(value, ValueSlot) and value.source == "values"]
-        return frozenset(where for where, slot in slots if where and slot.index in values and times[where] == 1)
+        return frozenset(where for where, value in set_to if where and times[where] == 1 and _is_made_from(values, value))
+
+    def contained(self, values: Collection[int]) -> frozenset[int]:
+        """Find those of these values of the program that are in a list, tuple or dict of nothing else that the step assigns."""
+        assigned = [
+            r.value for r in self.records if r.kind in ("setattr", "setitem") and isinstance(r.value, list | tuple | dict)
+        ]
+        made = [one for one in assigned if _is_made_from(values, one)]
+        return frozenset(leaf.index for leaf in pytree.tree_leaves(made) if isinstance(leaf, ValueSlot))
 
     def containers(self, roots: Mapping[str, Any]) -> set[int]:
         """The ids of the containers and objects whose contents change."""
@@ -288,6 +295,14 @@ def forgotten(effects: Effects, roots: Mapping[str, Any]) -> Iterator[bool]:
     finally:
         for holder, key, value in reversed(taken):
             dict.__setitem__(holder, key, value)
+
+
+def _is_made_from(values: Collection[int], recorded: Any) -> bool:
+    """Whether a recorded value is one of these values of the program, or holds some and otherwise plain ones only."""
+    leaves = pytree.tree_leaves(recorded)
+    slots = [leaf for leaf in leaves if isinstance(leaf, ValueSlot)]
+    known = all(slot.source == "values" and slot.index in values for slot in slots)
+    return bool(slots) and known and all(isinstance(leaf, ValueSlot) or is_plain(leaf) for leaf in leaves)
 
 
 def root_name(roots: Mapping[str, Any], text: str, value: Any) -> str:
