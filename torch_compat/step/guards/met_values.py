@@ -38,6 +38,7 @@ from torch_compat.step.guards.locations import (
 from torch_compat.step.guards.noted_places import OF_THE_STEP, TRANSPARENT, NotedPlaces
 from torch_compat.step.guards.one_shot_objects import refuse
 from torch_compat.step.guards.origins import is_heap_type, is_house, is_library, is_third_party
+from torch_compat.step.guards.param_groups import ParamGroups
 from torch_compat.step.values import policy
 from torch_compat.step.values.marks import has_contents, inside, slots
 from torch_compat.step.values.names import MISSING
@@ -99,8 +100,10 @@ class MetValues:
         if kind is RecordedObject:
             owner = owner.stands_for()
             kind = type(owner)
-        if isinstance(owner, torch.optim.Optimizer) and name in ("param_groups", "state", "step"):
-            return  # stand-ins
+        if isinstance(owner, torch.optim.Optimizer) and name in ("param_groups", "state", "step"):  # stand-ins
+            if name == "param_groups":
+                self._places.note(ParamGroups(owner), read=True)
+            return
         if isinstance(owner, types.ModuleType):
             self._variable(owner, name)
         elif isinstance(owner, type):

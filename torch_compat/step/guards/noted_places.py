@@ -36,6 +36,7 @@ from torch_compat.step.guards.locations import (
 )
 from torch_compat.step.guards.one_shot_objects import is_consumed, is_found, is_iterator, refuse, runs_no_code
 from torch_compat.step.guards.origins import is_house, is_library, is_noted, is_third_party
+from torch_compat.step.guards.param_groups import ParamGroups
 from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.host_future import HostFuture
@@ -172,7 +173,7 @@ class NotedPlaces:
         """The mark of a place before the step, as far as it is compared with what it is afterwards."""
         if isinstance(location, Ambient):
             return self._ambient[id(location.owner)]  # in the step a precision may have set another
-        return None if isinstance(location, Function) else location.now()
+        return None if isinstance(location, Function | ParamGroups) else location.now()  # stand-ins are in the groups
 
     def settle(self, followed: Callable[[], Collection[int]], *, attended: bool = False) -> tuple[list[Location], list[Change]]:
         """To be called once the step's Python is over, and what it did has been taken back.

@@ -13,6 +13,7 @@ from torch_compat.step.guards.compared_places import Locations
 from torch_compat.step.guards.locations import Entry, Key, Location
 from torch_compat.step.guards.observation import Observation
 from torch_compat.step.guards.origins import is_generated
+from torch_compat.step.guards.param_groups import ParamGroups
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from xlatrain.bridge.tensors.constants import BakedTensor
 
@@ -123,7 +124,9 @@ class ReadPlaces:
                 yield noted
         finally:
             found, changed = observation.settle(frozenset)
-            self._add(found)
+            self._add(
+                [one for one in found if not isinstance(one, ParamGroups)]
+            )  # stand-ins are there; what is real is in the key
         if changed:
             raise UnsupportedOptimizerError(
                 f"{self._step} {changed[0].does}, which a compiled step would do only once; keep such values in "
