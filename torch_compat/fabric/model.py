@@ -23,6 +23,7 @@ from torch_compat.step.device_memory import advice
 from torch_compat.step.eager.fallback import executor_choice, share_values, with_gradients
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
+from torch_compat.step.kept_graphs import graphs_of
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
@@ -168,6 +169,7 @@ class MeshModel:
             logging=functools.partial(captured_by, self),
             forward=contextlib.nullcontext,  # the precision's is around each call of a module
             compiling=self._tell_compiling,
+            graphs=graphs_of(modules[0]).begin_run(),  # of whatever was set up beside it: their tensors are told by their names
         )
         model = run.model
         self._place_optimizers(run)

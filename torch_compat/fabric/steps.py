@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
@@ -195,7 +196,9 @@ class FabricSteps(MeshStepRunner):
 
         def build(step: CapturedStep, placed: PlacedBatch) -> Built:
             _check_call(step, name)
-            return Built(evaluation_program(step, placed, self.mesh, self.model.param_shardings, stacked=False))
+            shardings = self.model.param_shardings
+            make = functools.partial(evaluation_program, step, placed, self.mesh, shardings, stacked=False)
+            return self.programs.call(step, placed, "forward", make)
 
         spec = self.spec(call_body(one.call.wanted), one.batch, one.call.user)
         return self._variants.program(Wanted(name, one.facts, one.batch, one.host, spec, build))
@@ -209,7 +212,8 @@ class FabricSteps(MeshStepRunner):
             return dataclasses.replace(given, leaves=[*given.leaves, *cotangents], spec=both)
 
         def build(step: CapturedStep, placed: PlacedBatch) -> Built:
-            return Built(self._backward_program(step, placed, (*placed.form.split, *_with_rows(one, forward))))
+            split = (*placed.form.split, *_with_rows(one, forward))
+            return self.programs.call(step, placed, ("backward", split), lambda: self._backward_program(step, placed, split))
 
         spec = self.spec(call_backward_body(one.call.wanted), one.batch, one.call.user)
         spec = dataclasses.replace(spec, inputs=inputs)

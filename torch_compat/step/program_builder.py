@@ -87,6 +87,16 @@ class ProgramBuilder:
         )
         return self._kept(step, batch, key, make, stacking)
 
+    def call(self, step: CapturedStep, batch: PlacedBatch, what: Hashable, make: Callable[[], Callable[..., Any]]) -> Built:
+        """The program of one call of a module, or of its backward pass.
+
+        Args:
+            what: all that decides about the program besides graph, batch, mesh and shardings.
+            make: makes it; the program may not hold the module.
+        """
+        shardings, size = self._model.param_shardings, self._model.gradient_bytes()
+        return self._kept(step, batch, (what, self._mesh, tuple(sorted(shardings.items())), size), make, None)
+
     def update(self, static: Hashable) -> Callable[..., Any]:
         """The program of the update alone; ``static`` is what else than arrays it depends on."""
         if static not in self._updates:
