@@ -149,11 +149,14 @@ class AttributeGuards:
         self._others = {**others, **self._others, **others}
         self.find_owners()
         self.rescan()
-        for held in self._held.values():
-            self._note_changed(held)
         for step in self._reads:
+            held = self._held.get(step)
+            stays = held is not None and self._still_holds(step, held)
+            if held is not None and not stays:
+                self._note_changed(held)
             self._watch(step)
-            self._hold(step)
+            if not stays:
+                self._hold(step)
         self._changed_inputs()
 
     def refresh(self, step: str) -> None:
@@ -162,6 +165,15 @@ class AttributeGuards:
         if held is not None and held.places.changed():
             self._note_changed(held)
             self._hold(step)
+
+    def _still_holds(self, step: str, held: _Held) -> bool:
+        """Whether what ``step`` reads is as it was held, in the same objects: what is known of it can stay."""
+        if held.where != self._where(step):
+            return False
+        owners = (self._owners[owner].__dict__ for owner, _ in held.where)
+        return all(owner is place.owner for owner, (place, _) in zip(owners, held.places.marks, strict=True)) and (
+            not held.places.changed()
+        )
 
     def _note_changed(self, held: _Held) -> None:
         """Note what is otherwise where it was held, also since the owner of this name is another object by now."""
@@ -173,10 +185,13 @@ class AttributeGuards:
 
     def _hold(self, step: str) -> None:
         """Remember the attributes that ``step`` reads, but for those whose values are inputs."""
+        where = self._where(step)
+        self._held[step] = _Held(where, Locations(map(self._place, where)))
+
+    def _where(self, step: str) -> list[Where]:
         inputs = {where for where in self._inputs.get(step, ()) if where[0] not in self._others}  # else their type may change
         read = self._reads.get(step, set()) - self._carried.get(step, set()) - inputs
-        where = [one for one in read if one[0] in self._owners and one[1] not in _MODULE_INTERNALS]
-        self._held[step] = _Held(where, Locations(map(self._place, where)))
+        return [one for one in read if one[0] in self._owners and one[1] not in _MODULE_INTERNALS]
 
     def _place(self, where: Where) -> Entry:
         owner = self._owners.get(where[0])
