@@ -32,6 +32,7 @@ class Costs:
 
     Attributes:
         flops: region → of matrix products and convolutions; kernels say nothing of theirs.
+        int8, float8: region → how many of them multiply values of eight bits.
         traffic: region → bytes read from and written to HBM.
         cycles: region → the compiler's estimate; kernels have none.
         kernels: custom kernel → how often it runs.
@@ -41,6 +42,8 @@ class Costs:
     traffic: Counter[str] = field(default_factory=Counter)
     cycles: Counter[str] = field(default_factory=Counter)
     kernels: Counter[str] = field(default_factory=Counter)
+    int8: Counter[str] = field(default_factory=Counter)
+    float8: Counter[str] = field(default_factory=Counter)
 
 
 def costs_of(module: HloModule) -> Costs:
@@ -52,11 +55,21 @@ def costs_of(module: HloModule) -> Costs:
             continue
         for instruction in computation.values():
             if instruction.op in ("dot", "convolution"):
-                found.flops[_region(instruction, True)] += _flops(computation, instruction) * runs
+                _count_product(computation, instruction, runs, found)
         if name in module.scheduled:
             for instruction in computation.values():
                 _count(module, computation, instruction, runs, found)
     return found
+
+
+def _count_product(computation: Computation, instruction: Instruction, runs: int, found: Costs) -> None:
+    region, flops = _region(instruction, True), _flops(computation, instruction) * runs
+    found.flops[region] += flops
+    given = [array.dtype for name in instruction.operands[:2] if name in computation for array in computation[name].arrays[:1]]
+    if all(dtype == "s8" for dtype in given):
+        found.int8[region] += flops
+    elif all(dtype.startswith("f8") for dtype in given):
+        found.float8[region] += flops
 
 
 def _count(module: HloModule, computation: Computation, instruction: Instruction, runs: int, found: Costs) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xlatrain.preflight.chips import Chip
 from xlatrain.preflight.costs import REGIONS
+from xlatrain.preflight.flops import Flops
 from xlatrain.preflight.hlo import Collective
 from xlatrain.preflight.program import CompiledStep
 from xlatrain.preflight.topology import Topology
@@ -61,7 +62,7 @@ def estimate(steps: Sequence[tuple[CompiledStep, int]], topology: Topology, devi
         return None
     devices = topology.chips * chip.devices
     total = sum(step.flops.total * times for step, times in steps)
-    compute = sum(step.flops.bf16_passes * times for step, times in steps) / devices / peak
+    compute = sum(passes(step.flops, device) * times for step, times in steps) / devices / peak
     hbm = chip.hbm_bandwidth / chip.devices
     memory = sum(sum(step.costs.traffic.values()) * times for step, times in steps) / hbm
     network = sum(_seconds(one, topology) * one.count * times for step, times in steps for one in step.collectives)
@@ -82,6 +83,7 @@ def estimate(steps: Sequence[tuple[CompiledStep, int]], topology: Topology, devi
         assumptions=(
             f"matrix units at their bfloat16 peak, {peak / 1e12:g} TFLOP/s per device; float32 products at torch's "
             "'highest' precision take 6 passes, at 'high' 3, at 'medium' 1",
+            *_eight_bits(steps, device),
             f"memory at {hbm / 1e9:,.0f} GB/s per device; traffic: what the compiled program's instructions read and write, "
             "loops times their trips, a kernel's operands once",
             f"each mesh axis is a ring over links of {chip.ici_bandwidth / 1e9:g} GB/s in both directions; axes take turns",
@@ -94,8 +96,40 @@ def estimate(steps: Sequence[tuple[CompiledStep, int]], topology: Topology, devi
         hfu=total / (devices * peak * longest),
         compiler_seconds=compiled,
         compiler_mfu=None if not compiled else model / (devices * peak * compiled),
-        regions=_regions(steps, chip, peak, hbm),
+        regions=_regions(steps, chip, device, hbm),
     )
+
+
+_EIGHT_BITS = {"int8": "int8", "float8": "float8_e4m3fn"}
+"""Kinds of products of eight bits, and the dtype of whose peak they are."""
+
+
+def _faster(device: object, kind: str) -> float:
+    """How many times faster than bfloat16's a chip's products of eight bits are; 1 where it does not say."""
+    peaks = [peak_flops(device, dtype) for dtype in (_EIGHT_BITS[kind], "bfloat16")]
+    return peaks[0] / peaks[1] if peaks[0] and peaks[1] else 1.0
+
+
+def passes(flops: Flops, device: object) -> float:
+    """The passes of products in bfloat16 that take as long as those of a program."""
+    return flops.bf16_passes - _saved({"int8": flops.int8, "float8": flops.float8}, device)
+
+
+def _saved(flops: Mapping[str, int], device: object) -> float:
+    """FLOPs by kind → the passes that a chip saves."""
+    return sum(some * (1 - 1 / _faster(device, kind)) for kind, some in flops.items())
+
+
+def _eight_bits(steps: Sequence[tuple[CompiledStep, int]], device: object) -> list[str]:
+    """What is assumed of products of eight bits, if there are any."""
+    total = sum(step.flops.total * times for step, times in steps)
+    found = []
+    for kind in _EIGHT_BITS:
+        if some := sum(getattr(step.flops, kind) * times for step, times in steps):
+            found.append(f"products in {kind}, {some / total:.0%} of the FLOPs, at {_faster(device, kind):g} times that peak")
+    if found:
+        found.append("MFU and HFU are of the bfloat16 peak, so that they may exceed 100%")
+    return found
 
 
 def _compiler_seconds(steps: Sequence[tuple[CompiledStep, int]], topology: Topology, peak: float) -> float | None:
@@ -111,13 +145,20 @@ def _compiler_seconds(steps: Sequence[tuple[CompiledStep, int]], topology: Topol
     return total
 
 
-def _regions(steps: Sequence[tuple[CompiledStep, int]], chip: Chip, peak: float, hbm: float) -> dict[str, dict[str, float]]:
+def _regions(steps: Sequence[tuple[CompiledStep, int]], chip: Chip, device: object, hbm: float) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
+    peak = peak_flops(device, "bfloat16") or float("inf")
     for region in REGIONS:
-        flops, traffic, cycles = (
-            sum(getattr(step.costs, kind)[region] * times for step, times in steps) for kind in ("flops", "traffic", "cycles")
+        flops, int8, float8, traffic, cycles = (
+            sum(getattr(step.costs, kind)[region] * times for step, times in steps)
+            for kind in ("flops", "int8", "float8", "traffic", "cycles")
         )
-        found[region] = {"compute": flops / peak, "memory": traffic / hbm, "compiler": cycles / chip.clock if chip.clock else 0.0}
+        needed = flops - _saved({"int8": int8, "float8": float8}, device)
+        found[region] = {
+            "compute": needed / peak,
+            "memory": traffic / hbm,
+            "compiler": cycles / chip.clock if chip.clock else 0.0,
+        }
     return found
 
 

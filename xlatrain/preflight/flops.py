@@ -25,16 +25,24 @@ class Flops:
         total: floating-point operations; a multiply-add is two.
         bf16_passes: the same weighted with the passes that a TPU's bfloat16 matrix unit makes for each: 1 for 16-bit operands and
             float32 ones at default precision, 3 at ``high``, 6 at ``highest``.
+        int8, float8: how many of them multiply values of eight bits, which some chips do faster.
     """
 
     total: int
     bf16_passes: int
+    int8: int = 0
+    float8: int = 0
 
     def __add__(self, other: Flops) -> Flops:
-        return Flops(self.total + other.total, self.bf16_passes + other.bf16_passes)
+        return Flops(
+            self.total + other.total,
+            self.bf16_passes + other.bf16_passes,
+            self.int8 + other.int8,
+            self.float8 + other.float8,
+        )
 
     def __mul__(self, times: int) -> Flops:
-        return Flops(self.total * times, self.bf16_passes * times)
+        return Flops(self.total * times, self.bf16_passes * times, self.int8 * times, self.float8 * times)
 
 
 def count(jaxpr: Any) -> Flops:
@@ -72,7 +80,13 @@ def _product(equation: Any) -> Flops:
         flops = 2 * math.prod(out.shape) * math.prod(left.shape[dim] for dim in contracted)
     else:  # each row meets one group's matrix
         flops = 2 * math.prod(out.shape) * left.shape[-1]
-    return Flops(flops, flops * _passes(left.dtype, equation.params.get("precision")))
+    narrow = {left.dtype, right.dtype}
+    return Flops(
+        flops,
+        flops * _passes(left.dtype, equation.params.get("precision")),
+        int8=flops if all(dtype == np.int8 for dtype in narrow) else 0,
+        float8=flops if all(str(dtype).startswith("float8") for dtype in narrow) else 0,
+    )
 
 
 def _passes(dtype: Any, precision: Any) -> int:

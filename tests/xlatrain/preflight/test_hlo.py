@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xlatrain.mesh.mesh import make_mesh
 from xlatrain.preflight import Step, compile_step, flops
+from xlatrain.preflight.estimate import passes
+from xlatrain.preflight.flops import Flops
 from xlatrain.preflight.hlo import Hlo
 
 TPU = """HloModule jit_f
@@ -102,6 +107,27 @@ def test_flops_of_convolutions_and_passes() -> None:
     found = flops.count(jaxpr)
     assert found.total == 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)
     assert found.bf16_passes == 6 * found.total
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(jnp.int8, "int8"), (jnp.float8_e4m3fn, "float8"), (jnp.bfloat16, None)])
+def test_products_of_eight_bits_are_told_apart(dtype: jnp.dtype, kind: str | None) -> None:
+    def f(x: jax.Array, y: jax.Array) -> jax.Array:
+        def body(carried: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return carried + jnp.matmul(x, y, preferred_element_type=carried.dtype), None
+
+        return jax.lax.scan(body, jnp.zeros((8, 32), jnp.int32 if dtype == jnp.int8 else jnp.float32), None, length=3)[0]
+
+    found = flops.count(jax.make_jaxpr(f)(jnp.zeros((8, 16), dtype), jnp.zeros((16, 32), dtype)))
+    assert found.total == 3 * 2 * 8 * 16 * 32
+    assert {name: getattr(found, name) for name in ("int8", "float8")} == {
+        name: found.total if name == kind else 0 for name in ("int8", "float8")
+    }
+
+
+@pytest.mark.parametrize(("chip", "times"), [("TPU v5 lite", 2), ("TPU v6 lite", 2), ("TPU v4", 1)])
+def test_int8_takes_the_time_of_the_chip(chip: str, times: int) -> None:
+    device = SimpleNamespace(device_kind=chip)
+    assert passes(Flops(10, 10, int8=6), device) == 10 - 6 + 6 / times
 
 
 LOOPS = """HloModule jit_f

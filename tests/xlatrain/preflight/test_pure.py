@@ -113,3 +113,19 @@ def test_every_generation_compiles(name: str, slices: int, axes: dict[str, int])
     assert report.fits and report.mesh == axes and report.estimate is not None and report.steps[0].cycles > 0
     assert report.collectives.keys() >= {axis for axis in axes if axis != "data"} | ({"dcn"} if slices > 1 else set())
     assert report.bytes_per_chip["total"] < 2**22 < report.bytes_per_chip["hbm"]
+
+
+@pytest.mark.parametrize(("topology", "times"), [("v5e:2x2", 2), ("v4:2x2x1", 1)])
+def test_products_of_int8_take_the_time_of_the_chip(topology: str, times: int) -> None:
+    def multiply(params: jax.Array, state: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+        product = jax.lax.dot(batch.astype(jnp.int8), params.astype(jnp.int8), preferred_element_type=jnp.int32)
+        return params, product.astype(jnp.float32) + state
+
+    square = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    found = preflight_step(multiply, square, square, square, topology=topology).estimate
+    assert found is not None
+    peak = {"v5e:2x2": 197e12, "v4:2x2x1": 275e12}[topology]
+    of_all = 2 * 1024**3 / peak / times
+    assert found.compute_seconds == pytest.approx(of_all / 4)  # as traced, on four chips
+    assert sum(region["compute"] for region in found.regions.values()) == pytest.approx(of_all / 4)  # as compiled
+    assert any("products in int8, 100% of the FLOPs" in text and f"at {times} times" in text for text in found.assumptions)
