@@ -2,7 +2,8 @@
 
 Nothing runs: libtpu compiles the training step of an unchanged transformers model for a pod that is not here, and the compiled
 program is counted (:mod:`xlatrain.preflight`). Beside the rows of Llama-3-8B stand the figures of MaxText 0.2.5's
-``train_compile`` with the same jax 0.10.2 and libtpu 0.0.42.1. A row of the whole depth takes minutes and gigabytes to compile.
+``train_compile`` with the same jax 0.10.2 and libtpu 0.0.42.1. A row of the whole depth takes minutes and gigabytes to compile;
+``--layers 4`` compiles fewer of them: depth is a loop, so that what a layer takes can be read off two depths.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import os
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -62,6 +63,17 @@ class Program:
     beside: dict[str, float] = field(default_factory=dict)
 
 
+_MIXTRAL = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
 _MAXTEXT = {"temporaries_gb": 5.46, "hbm_traffic_gb": 260.0, "compiler_seconds": 1.77, "mfu_bound": 0.46}
 PROGRAMS = {
     "llama-8b-4k": Program("Llama", _LLAMA_8B, 4096, 256, "v5e:16x16", beside=_MAXTEXT),
@@ -70,6 +82,8 @@ PROGRAMS = {
     "llama-8b-32k-context": Program("Llama", _LLAMA_8B, 32768, 16, "v5p:4x4x4", {"fsdp": 16, "context": 4}),
     "llama-8b-128k-context": Program("Llama", _LLAMA_8B, 131072, 16, "v5p:4x4x4", {"fsdp": 16, "context": 4}),
     "mistral-7b-8k-window": Program("Mistral", {**_LLAMA_8B, "vocab_size": 32000, "sliding_window": 4096}, 8192, 64, "v5p:4x4x4"),
+    "mixtral-8x7b-4k": Program("Mixtral", _MIXTRAL, 4096, 64, "v5p:4x4x4"),
+    "mixtral-8x7b-4k-expert": Program("Mixtral", _MIXTRAL, 4096, 64, "v5p:4x4x4", {"fsdp": 8, "expert": 8}),
 }
 
 
@@ -127,7 +141,13 @@ def report_of(program: Program, output: str | None = None) -> Any:
     parts = math.prod(program.axes.get(axis, 1) for axis in DATA_AXES) if program.axes else chips
     loader = DataLoader(Tokens(program.rows, program.length), batch_size=program.rows // parts)
     return trainer.preflight(
-        Causal(program), loader, topology=program.topology, suggest=False, evaluation=False, output=output, progress=_progress
+        Causal(program),
+        loader,
+        topology=program.topology,
+        suggest=False,
+        evaluation=False,
+        output=output,
+        progress=_progress,
     )
 
 
@@ -139,16 +159,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tpu_programs", description=__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(PROGRAMS)}; default: all")
     parser.add_argument("--output", help="folder for the reports")
+    parser.add_argument("--layers", type=int, help="compile so many layers instead of all")
     args = parser.parse_args()
     if unknown := set(args.rows) - set(PROGRAMS):
         parser.error(f"unknown rows {', '.join(sorted(unknown))}; there are {', '.join(PROGRAMS)}")
     for name in args.rows or PROGRAMS:
         start = time.perf_counter()
-        report = report_of(PROGRAMS[name], None if args.output is None else os.path.join(args.output, name))
+        program = PROGRAMS[name]
+        if args.layers is not None:
+            program = replace(program, config={**program.config, "num_hidden_layers": args.layers})
+        report = report_of(program, None if args.output is None else os.path.join(args.output, name))
         print(f"== {name}: {time.perf_counter() - start:.0f} s")
         print(report)
-        if PROGRAMS[name].beside:
-            print(f"MaxText 0.2.5: {json.dumps(PROGRAMS[name].beside)}")
+        if program.beside and args.layers is None:
+            print(f"MaxText 0.2.5: {json.dumps(program.beside)}")
 
 
 if __name__ == "__main__":
