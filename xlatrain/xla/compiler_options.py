@@ -1,4 +1,10 @@
-"""Compiler options with which XLA:CPU compiles our programs, and the precision of float32 products on accelerators.
+"""Compiler options with which XLA compiles our programs, and the precision of float32 products on accelerators.
+
+*VMEM, on TPUs.* By default a fusion has 16 MiB of a core's VMEM. What is fused into a product is then computed anew for each of
+many small tiles of its result. With 24 MiB tiles are larger, and a Llama's products take four fifths of the compiler's cycles
+(``docs/design/0044-options-of-the-tpu-compiler.md``). v4 and older have less VMEM, and keep the default.
+
+The rest is about CPUs.
 
 *Libraries.* jaxlib 0.10 gives convolutions, products and reductions to YNNPACK. Its convolutions of large images run on one
 thread, whatever the machine has, and its gradients by weight take their threads in turn; Eigen's use all of them. A CNN's step on
@@ -23,9 +29,11 @@ import functools
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
-from jax.sharding import Mesh
+import numpy as np
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from xlatrain.mesh.mesh import platform
 
@@ -34,6 +42,9 @@ _LIBRARIES = (_FUSIONS, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_
 _PRODUCTS_ALONE = (_FUSIONS, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT")
 _ORDER = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
 _SAVING = ("xla_disable_hlo_passes", "cpu-all-reduce-combiner,while-loop-invariant-code-motion")
+_VMEM = ("xla_tpu_scoped_vmem_limit_kib", "24576")
+_LARGE_VMEM = ("TPU v5", "TPU v6", "TPU7x")
+"""Kinds of devices by what their names begin with."""
 LARGE = 64 << 20
 """Bytes of gradients from which on memory counts for more than the some ten microseconds of a further collective, or of an op
 that is repeated."""
@@ -42,31 +53,38 @@ that is repeated."""
 def compiler_options(mesh: Mesh, gradient_bytes: int = 0) -> dict[str, str]:
     """The ``compiler_options`` of :func:`jax.jit` for a program on ``mesh`` that computes so many bytes of gradients, unsharded.
 
-    None where its devices are not CPUs. A flag that the user has set in ``XLA_FLAGS``, or that this jaxlib does not have, is
-    left out.
+    None where its devices are neither CPUs nor TPUs. A flag that the user has set in ``XLA_FLAGS`` or ``LIBTPU_INIT_ARGS``, or
+    that this compiler does not have, is left out.
     """
-    if platform(mesh) != "cpu":
-        return {}
-    wanted = [_LIBRARIES]
-    if mesh.devices.size > 1:
-        wanted = [_PRODUCTS_ALONE, _ORDER, _SAVING] if gradient_bytes >= LARGE else [_LIBRARIES, _ORDER]
-    return {flag: value for flag, value in wanted if not decided_by_user(flag) and _is_known(flag, value)}
+    device = next((one for one in mesh.devices.flat if one.process_index == jax.process_index()), mesh.devices.flat[0])
+    wanted: list[tuple[str, str]] = []
+    if platform(mesh) == "tpu" and device.device_kind.startswith(_LARGE_VMEM):
+        wanted = [_VMEM]
+    elif platform(mesh) == "cpu":
+        wanted = _of_cpus(mesh, gradient_bytes)
+        device = jax.local_devices(backend="cpu")[0]
+    return {flag: value for flag, value in wanted if not decided_by_user(flag) and _is_known(flag, value, device)}
+
+
+def _of_cpus(mesh: Mesh, gradient_bytes: int) -> list[tuple[str, str]]:
+    if mesh.devices.size == 1:
+        return [_LIBRARIES]
+    return [_PRODUCTS_ALONE, _ORDER, _SAVING] if gradient_bytes >= LARGE else [_LIBRARIES, _ORDER]
 
 
 def decided_by_user(flag: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether ``XLA_FLAGS`` has the flag."""
-    return flag in environment.get("XLA_FLAGS", "")
+    """Whether ``XLA_FLAGS``, or libtpu's own variable, has the flag."""
+    return any(flag in environment.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
 
 
 @functools.cache
-def _is_known(flag: str, value: str) -> bool:
-    """Whether this jaxlib knows the flag and this value of it: experimental ones come and go."""
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        probe = jax.jit(lambda x: x, compiler_options={flag: value})
-        try:
-            probe.lower(0.0).compile()
-        except jax.errors.JaxRuntimeError:
-            return False
+def _is_known(flag: str, value: str, device: Any) -> bool:
+    """Whether the device's compiler knows the flag and this value of it: experimental ones come and go."""
+    probe = jax.jit(lambda x: x, compiler_options={flag: value})
+    try:
+        probe.lower(jax.ShapeDtypeStruct((), np.float32, sharding=SingleDeviceSharding(device))).compile()
+    except jax.errors.JaxRuntimeError:
+        return False
     return True
 
 

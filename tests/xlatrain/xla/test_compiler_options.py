@@ -1,4 +1,4 @@
-"""Options of XLA:CPU: which library has convolutions, and an order that needs little memory; seen in compiled programs."""
+"""Compiler options, seen in compiled programs: XLA:CPU's libraries and an order that needs little memory; VMEM on TPUs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from xlatrain.host.libtpu_environment import ENVIRONMENT
 from xlatrain.mesh.mesh import make_mesh
 from xlatrain.mesh.sharding import replicated
+from xlatrain.preflight import Topology
+from xlatrain.preflight.costs import costs_of
+from xlatrain.preflight.hlo_module import HloModule
 from xlatrain.xla import compiler_options as cpu_compiler
 from xlatrain.xla.compiler_options import LARGE, compiler_options
 
@@ -94,3 +98,48 @@ def test_large_gradients_are_summed_one_after_the_other() -> None:
 
     assert temporaries(LARGE) < 6 / 2 + 2.5  # the shards' gradients
     assert temporaries(0) > 10, "XLA:CPU no longer sums all gradients at once: drop the option"
+
+
+@pytest.fixture
+def tpu_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tpu_environment")
+def test_products_of_tpus_compute_what_is_fused_into_them_less_often() -> None:
+    """The gradient by a gated layer's input: two products, an activation and its gradient in front of them."""
+    mesh = make_mesh({"fsdp": 1}, devices=Topology.parse("v5e:1x1").devices())
+    options = compiler_options(mesh)
+    assert list(options) == ["xla_tpu_scoped_vmem_limit_kib"]
+
+    def gradient(dh: jax.Array, g: jax.Array, u: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        s = jax.nn.sigmoid(g.astype(jnp.float32))
+        by_gate = (dh * u * s * (1 + g * (1 - s))).astype(jnp.bfloat16)
+        by_up = (dh * g * s).astype(jnp.bfloat16)
+        return (by_gate @ w).astype(jnp.float32) + (by_up @ v).astype(jnp.float32)
+
+    whole = replicated(mesh)
+    shapes = [(4096, 14336)] * 3 + [(14336, 4096)] * 2
+    args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=whole) for shape in shapes]
+
+    def cycles(options: dict[str, str]) -> int:
+        text = jax.jit(gradient, compiler_options=options).lower(*args).compile().as_text()
+        assert text is not None
+        return sum(costs_of(HloModule(text)).cycles.values())
+
+    assert cycles(options) < 0.9 * cycles({}), "libtpu's own limit is as good: drop the option"
+
+
+@pytest.mark.usefixtures("tpu_environment")
+@pytest.mark.parametrize(
+    ("topology", "has"), [("v4:2x2x1", False), ("v5e:2x2", True), ("v5p:2x2x1", True), ("v6e:2x2", True), ("tpu7x:2x2x1", True)]
+)
+def test_tpus_with_more_vmem_use_more_of_it(topology: str, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = make_mesh({"fsdp": -1}, devices=Topology.parse(topology).devices())
+    options = compiler_options(mesh)
+    assert bool(options) == has
+    for flag in options:
+        monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{flag}=16384")
+    assert compiler_options(mesh) == {}
