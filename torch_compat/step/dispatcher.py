@@ -175,7 +175,7 @@ class StepDispatcher:
         run, steps, before = self._run, self.steps, self._circumstances
         if before is None or not isinstance(steps, MeshStepRunner) or steps.log.fallback or steps.log.on_host:
             return
-        if self._beside or not Circumstances(run, roots_of(run)).same_as(before):
+        if self._beside or steps.model.beside or not Circumstances(run, roots_of(run)).same_as(before):
             return
         if run.state.fn == TrainerFn.FITTING and not isinstance(self.optimization, AutomaticOptimization):
             steps.kept.programs.forget("training_step")  # which holds its optimizers

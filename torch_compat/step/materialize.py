@@ -19,7 +19,7 @@ from torch_compat.checkpoint.checkpoint_dict import restore_arrays
 from torch_compat.utilities.host_arrays import place
 from xlatrain.bridge.lazy_init import born, describe_recorded, is_deferred, operand_of, undefer
 from xlatrain.bridge.tensors.dtypes import jax_dtype
-from xlatrain.bridge.tensors.host import as_numpy
+from xlatrain.bridge.tensors.host import borrowed
 from xlatrain.bridge.tensors.live import disown, live_array, unread_lazy
 from xlatrain.cluster import distributed
 from xlatrain.mesh.mesh import is_multiprocess
@@ -117,7 +117,7 @@ def put(tensor: torch.Tensor, dtype: torch.dtype, sharding: Sharding | None, *, 
 
 def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
     """A host tensor's values as ``dtype``, copied: JAX may keep the buffer, which torch goes on writing to."""
-    return np.array(as_numpy(tensor.detach().to(dtype)), jax_dtype(dtype))
+    return np.array(borrowed(tensor.detach().to(dtype)), jax_dtype(dtype))
 
 
 def _values(tensor: torch.Tensor, sharding: Sharding | None) -> Any:

@@ -145,6 +145,9 @@ class MeshStepRunner:
                 except BridgeError as error:
                     if self._carried.add(step.name, error.carried):
                         variants.carry(step.name, error.carried)
+                    elif error.written is not None and self.model.take_in(error.written):
+                        variants.forget_programs()
+                        self.programs.forget()
                     elif self._forms.layout.processes > 1 or not variants.attend(step.name, error):
                         raise  # what each process does on its host need not lead them all to one program
                     continue

@@ -23,6 +23,7 @@ from torch_compat.utilities.host_arrays import host_value, is_here, place, to_to
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
+from xlatrain.bridge.tensors.host_copies import is_alone
 from xlatrain.bridge.tensors.live import LazyTensor, LiveTensors, lazy_tensor, live_array
 from xlatrain.cluster import distributed
 from xlatrain.host.host_memory import available_host_memory
@@ -35,6 +36,7 @@ from xlatrain.step.stacking import Stacking, member, split_state, stack_state
 from xlatrain.step.state import TrainState
 from xlatrain.step.step import state_shardings
 
+_MOST_BESIDE = 256  # tensors of a run that are taken in
 _READ_BEFORE = 1 << 16  # bytes of a parameter or buffer whose value is read before a step that asks for it
 
 
@@ -88,6 +90,7 @@ class ModelState:
         self.live = LiveTensors(self._read, self._read_grad, self._write_grad, self.write, self.array)
         tensors = {**self.params, **self.buffers}
         self.live.adopt(tensors, storageless=self._take_over(tensors))
+        self.beside: dict[str, torch.Tensor] = {}  # buffers that were taken in
         self._tensors_there = ModuleTensors(module)
         self._others: list[str] = []
         self._changes = changes()
@@ -114,6 +117,23 @@ class ModelState:
 
     def _place(self, host: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
         return jax.device_put(host) if self._unsharded else place(host, sharding)
+
+    def take_in(self, tensor: torch.Tensor) -> bool:
+        """Put a tensor that steps write to, and that no module of the tree has, on the mesh as buffers are.
+
+        False where that cannot be: others may see its memory, or it is trained, or on the mesh already.
+        """
+        if self._multiprocess or not is_alone(tensor) or self.name_of(tensor) is not None or len(self.beside) == _MOST_BESIDE:
+            return False
+        name = f"a tensor beside the module ({len(self.beside) + 1})"
+        self.beside[name] = self.buffers[name] = tensor
+        self._names[id(tensor)] = name
+        born = self._born({name: tensor}, {name: self._whole})
+        self.state = replace(self.state, buffers={**self.state.buffers, **born})
+        if self.shardings is not None:
+            self.shardings = replace(self.shardings, buffers={**self.shardings.buffers, name: self._whole})
+        self.live.adopt({name: tensor}, storageless=self._take_over({name: tensor}))
+        return True
 
     def _born(self, tensors: Mapping[str, torch.Tensor], shardings: Mapping[str, NamedSharding]) -> dict[str, jax.Array]:
         places: Mapping[str, Any] = dict.fromkeys(tensors) if self._unsharded else shardings

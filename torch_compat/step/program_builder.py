@@ -56,6 +56,11 @@ class ProgramBuilder:
         key = plan.key
         self.plan_number = self._plans.setdefault(object() if key is None else key, len(self._plans))
 
+    def forget(self) -> None:
+        """Let go of the programs that serve several steps."""
+        self._updates.clear()
+        self._updating = UpdatingPrograms()
+
     def training(self, step: CapturedStep, batch: PlacedBatch, mode: str, accumulate: int) -> Built:
         """The program of a training step; for ``mode`` and ``accumulate`` see :class:`~.mesh_steps.TrainingStep`."""
         stacking = None if mode == "split" else self._stack(step)

@@ -166,6 +166,10 @@ class ProgramCache:
             self._buckets.forget(name)
         self._recompilations.forget(name)
 
+    def forget_programs(self) -> None:
+        """Let go of all programs, since their state has other tensors now, but of nothing else that is known of the steps."""
+        self._steps.clear()
+
     def changes(self, root: str) -> bool:
         """Whether a program is there that changes something below this root."""
         return any(one.changes(root) for one in self._programs())
@@ -318,7 +322,7 @@ class ProgramCache:
             with self._telling_stored(own):
                 program = self._capture(own, fixed, wanted._replace(may_pad=False), second=False)
         except BridgeError as error:
-            if error.carried:
+            if error.carried or error.written is not None:
                 raise
             self._captures.stop_attending(name)
             raise step.reason from step.reason.__cause__

@@ -145,8 +145,9 @@ class Snapshot:
 
     def _restore_arrays(self, state: Any) -> None:
         trainer = self._trainer
-        if trainer.strategy.placed is not None:
-            trainer.strategy.placed.advance(state)
+        if (placed := trainer.strategy.placed) is not None:
+            beside = {name: placed.state.buffers[name] for name in placed.beside}  # no part of a module, nor of its checkpoint
+            placed.advance(dataclasses.replace(state, buffers={**state.buffers, **beside}))
             return
         # A step of the trial could not be compiled, and the run goes on eagerly.
         if self._optimizers is not None:

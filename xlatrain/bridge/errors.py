@@ -31,12 +31,14 @@ class BridgeError(RuntimeError):
         recoverable: whether everything that ran so far was right, so that an eager run may go on from here.
         stored: the tensor of an earlier step that it computes with, where that is the reason.
         carried: places where steps have put such tensors: as inputs they would be no reason any more.
+        written: the host's tensor that it writes to in place, where that is the reason.
         per_batch: whether it may be no reason any more where the step's Python runs for every batch.
     """
 
     recoverable = True
     stored: Any = None
     carried: tuple[Any, ...] = ()
+    written: Any = None
     per_batch = False
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PretrainedConfig
 
 from torch_compat.step.guards.fingerprints import contents_of
@@ -303,3 +304,24 @@ def test_what_a_step_registers_is_taken_back_wherever_it_is_kept() -> None:
     with pytest.raises(ChangedSurroundingsError, match="singledispatch"):
         guards.refuse_changes(STEP, changed)
     assert dispatched(1) == 1.0
+
+
+def _registers_what_holds_a_value() -> None:
+    dispatched(1.0)
+    with FakeTensorMode():
+        value = torch.ones(())
+
+    def held_by_itself(one: float) -> float:
+        return float(value) if one else held_by_itself(one)
+
+    dispatched.register(float, held_by_itself)
+
+
+def test_a_value_of_the_step_stays_in_nothing_that_is_registered() -> None:
+    guards = PlaceGuards(torch.nn.Module(), {})
+    guards.add_function(STEP, _registers_what_holds_a_value)
+    dispatched.register(float, lambda one: 3.0)  # as an eager step has left it
+    dispatched(1.0)
+    with guards.taken_back(STEP):
+        _registers_what_holds_a_value()
+    assert dispatched(1.0) == 3.0

@@ -28,7 +28,9 @@ from torch_compat.step.values.marks import PLAIN, holds_the_same, look, same, sl
 from torch_compat.step.values.user_objects import attributes_of, is_user_class, is_user_object
 from torch_compat.utilities.metric_types import is_metric_or_collection
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
+from xlatrain.bridge.capture.stand_ins import is_still, stood_for
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.tensors.live import is_live
 
 _NOTHING_INSIDE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None))
 _IN_ATTRIBUTES = (torch.nn.Module, *_NOTHING_INSIDE)  # modules are walked as such
@@ -213,9 +215,10 @@ class Recording:
             if not isinstance(item, _IN_ATTRIBUTES):
                 self._see(place.then("attr", key), item, known, depth + 1)
         if isinstance(value, torch.nn.Module):
-            # Those that are traced by now are state of the program.
-            outside = {key: held for key, held in value._buffers.items() if held is None or not is_traced(held)}
-            self._buffers.append((place, value, outside, value._buffers.keys() - outside.keys()))
+            # Those that are traced by now are state of the program; a live one is of a module that is not in the tree.
+            own = {key for key, held in value._buffers.items() if held is not None and is_traced(held) and not is_live(held)}
+            outside = {key: held for key, held in value._buffers.items() if key not in own}
+            self._buffers.append((place, value, outside, own))
             self._hooks.append((place, value, {name: dict(value.__dict__[name]) for name in HOOKS if value.__dict__.get(name)}))
             self._see(place.then("attr", "_non_persistent_buffers_set"), value._non_persistent_buffers_set, known, depth + 1)
             for key, child in value._modules.items():
@@ -263,6 +266,9 @@ class Recording:
         for key, now in list(buffers.items()):
             if key in state or (key in outside and outside[key] is now) or now is None:
                 continue
+            if key in outside and is_still(outside[key], now):
+                buffers[key] = outside[key]
+                continue
             self._changes.append(("setbuffer", place, key, now))
             if key in outside:
                 buffers[key] = outside[key]
@@ -278,9 +284,12 @@ class Recording:
             now.update(before)
 
     def _finish_sequence(self, seen: _Seen) -> None:
-        now = list(seen.holder)
-        before = seen.held
+        found, before = list(seen.holder), seen.held
+        there = {id(one): one for one in before}
+        now = [one if (original := stood_for(one)) is None else there.get(id(original), one) for one in found]
         if len(now) == len(before) and all(a is b for a, b in zip(before, now, strict=True)):
+            if any(a is not b for a, b in zip(before, found, strict=True)):
+                replace_contents(seen.holder, before)
             return
         kept = _kept(before, now, getattr(seen.holder, "maxlen", None))
         if kept is not None:
@@ -466,7 +475,7 @@ def _is_same_each_time(item: Any) -> bool:
 
 def _differs(before: Any, now: Any) -> bool:
     """Whether an attribute's value changed; containers that stayed the same object are compared on their own."""
-    if same(now, before):
+    if same(now, before) or is_still(before, now):
         return False
     if isinstance(before, PLAIN) or any(issubclass(type(leaf), _FROM_THE_STEP) for leaf in (before, *pytree.tree_leaves(now))):
         return True

@@ -100,6 +100,7 @@ class CalledFunctions:
         if (made := self._of_numbers(function)) is not None:
             return made
         if isinstance(function, torch.nn.Module):
+            self._values.module(function)
             self._functions.follow_class(kind)
             return function
         if id(function) in ASKS_NOTHING or kind in TRANSPARENT:

@@ -53,6 +53,7 @@ class FollowedFunctions:
         self._walk = walk
         self._types: set[type] = set()
         self._entered: set[str] = set()
+        self._closures: set[int] = set()  # that are being followed
         self._unseen_functions: set[types.FunctionType] = set()
 
     def follow_root(self, one: Any) -> None:
@@ -191,6 +192,14 @@ class FollowedFunctions:
         elif not isinstance(value, type) or is_user_class(value) or is_of_user(value):
             self.follow(value)
 
+    def _follow_closure(self, function: types.FunctionType) -> None:
+        if id(function) in self._closures:  # which may call itself by a name of its own closure
+            return
+        self._closures.add(id(function))
+        for cell in function.__closure__ or ():
+            self.follow(Variable(cell, "").value())
+        self._closures.discard(id(function))
+
     def _follow_function(self, function: types.FunctionType) -> bool:
         """A function gets notes; whether it has some now."""
         file = function.__code__.co_filename
@@ -202,8 +211,7 @@ class FollowedFunctions:
                     self.unseen(function)
                 elif self._instrumented.key_of(function) in self._entered:
                     self._entered_function(function)
-                for cell in function.__closure__ or ():
-                    self.follow(Variable(cell, "").value())
+                self._follow_closure(function)
             return noted
         if is_generated(file) and not is_ours(function):
             self.unseen(function)

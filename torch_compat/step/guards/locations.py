@@ -21,6 +21,7 @@ from torch_compat.step.values.generators import same_state, set_state, state_of
 from torch_compat.step.values.marks import PLAIN, contents, holds_the_same, inside, mark, of_result, slots
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.user_objects import attributes_of
+from xlatrain.bridge.tensors.live import is_live
 
 Key = tuple[str, int, Any]
 _ENTRY = 64  # bytes of an array that count as one
@@ -424,6 +425,8 @@ class Values(Location):
     kind = "values"
 
     def now(self) -> Hashable:
+        if is_live(self.owner):  # an input of programs since it was met
+            return None
         return (self.owner._version, tuple(self.owner.shape), str(self.owner.dtype), self.keep())
 
     def keep(self) -> bytes:

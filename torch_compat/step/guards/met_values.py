@@ -39,6 +39,7 @@ from torch_compat.step.guards.noted_places import OF_THE_STEP, TRANSPARENT, Note
 from torch_compat.step.guards.one_shot_objects import refuse
 from torch_compat.step.guards.origins import is_heap_type, is_house, is_library, is_third_party
 from torch_compat.step.guards.param_groups import ParamGroups
+from torch_compat.step.guards.stray_modules import places_of
 from torch_compat.step.values import policy
 from torch_compat.step.values.marks import has_contents, inside, slots
 from torch_compat.step.values.names import MISSING
@@ -100,6 +101,8 @@ class MetValues:
         if kind is RecordedObject:
             owner = owner.stands_for()
             kind = type(owner)
+        if isinstance(owner, torch.nn.Module):
+            self.module(owner)
         if isinstance(owner, torch.optim.Optimizer) and name in ("param_groups", "state", "step"):  # stand-ins
             if name == "param_groups":
                 self._places.note(ParamGroups(owner), read=True)
@@ -117,6 +120,13 @@ class MetValues:
             self._of_base(owner, name)
         else:
             self._object_attribute(owner, kind, name)
+
+    def module(self, owner: torch.nn.Module) -> None:
+        """A module is met; one of the tree is looked after elsewhere."""
+        if id(owner) not in self._owned and id(owner) not in self._walked:
+            self._walked[id(owner)] = owner
+            for one in places_of(owner):
+                self._places.note(one, read=True)
 
     def entry(self, holder: Any, key: Any) -> None:
         kind = type(holder)

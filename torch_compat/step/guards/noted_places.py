@@ -47,6 +47,7 @@ from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.own_dict import OwnDict
 from torch_compat.step.values.taken_values import TakenValues
 from torch_compat.step.values.user_objects import may_be_followed
+from xlatrain.bridge.capture.stand_ins import is_still
 from xlatrain.bridge.patches import is_for_a_time
 
 _OF_STREAMS = (
@@ -186,6 +187,8 @@ class NotedPlaces:
             places that the step has read, and what it has changed that nobody follows, which is as it was again.
         """
         self._drop_own()
+        for location, _, kept in self._first.values():
+            _put_back_tensor(location, kept)
         changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
         if changed:
             if not attended:
@@ -274,7 +277,8 @@ class NotedPlaces:
     def _staying(self, changed: Collection[Location]) -> set[Key]:
         """The changes that stay: the first of a place that only code of an installed package knows, as of a cache.
 
-        None where a function of the user's is in such places and nowhere else: the step has made it, and registered it.
+        None where a function of the user's is in such places and nowhere else: the step has made it, and registered it. Nor
+        where a value of the running step is in what it keeps, which no other run may meet.
         """
         found = {
             one.key: [one.value()] if isinstance(one, Entry | Item | Variable) else list(inside(one.owner))
@@ -285,7 +289,8 @@ class NotedPlaces:
         return {
             key
             for key, values in found.items()
-            if not any(stands_in(one) or (_is_users(one) and _holders(one) <= 2 * held[id(one)]) for one in values)
+            if not any(_is_users(one) and _holders(one) <= 2 * held[id(one)] for one in values)
+            and not _holds_of_the_step(values, else_many=False)
         }
 
     def _drop_own(self) -> None:
@@ -302,6 +307,16 @@ class NotedPlaces:
             for key in gone:
                 del self._first[key]
                 self._guards.discard(key)
+
+
+def _put_back_tensor(location: Location, kept: Any) -> None:
+    """Put the tensor that was at a place there again where the step has left what stands for it: ``t += 1`` assigns, too."""
+    if isinstance(location, Attribute | Entry | Lookup | Variable):
+        before, now = kept, location.keep()
+        if isinstance(location, Lookup) and kept is not None and now is not None:
+            before, now = kept[1], now[1]
+        if is_still(before, now):
+            location.restore(kept)
 
 
 def _redo(location: Location, whole: Collection[int], streams: Collection[int]) -> Callable[[], None] | None:
@@ -332,13 +347,19 @@ _PUT = (Attribute, Contents, Entry, Kind, Lookup, Stream, Values, Variable)
 _MOST = 2000  # objects in what is put
 
 
-def _holds_of_the_step(value: Any) -> bool:
-    """Whether a value of the running step is in it, or it has too many entries to look."""
+def _holds_of_the_step(value: Any, *, else_many: bool = True) -> bool:
+    """Whether a value of the running step is in it.
+
+    Args:
+        else_many: the answer where it has too many entries to look.
+    """
     todo, met = [value], {}
     while todo:
         one = todo.pop()
-        if stands_in(one) or len(met) == _MOST:  # some of these are numbers
+        if stands_in(one):  # some of these are numbers
             return True
+        if len(met) == _MOST:
+            return else_many
         if id(one) in met or isinstance(one, PLAIN):
             continue
         met[id(one)] = one

@@ -130,13 +130,16 @@ class OpLog(OpMode):
         if not self._outside or not facts.mutable:
             return
         for tensor in written_by(facts.func, args, kwargs):
-            if type(tensor) in _REAL and tensor.untyped_storage()._cdata in self._outside:
-                raise CaptureError(
+            if type(tensor) in _REAL and (storage := tensor.untyped_storage()._cdata) in self._outside:
+                error = CaptureError(
                     f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: it writes in place to a tensor "
                     f"({tensor.dtype}{list(tensor.shape)}) that is neither a buffer nor a parameter, which a compiled step would "
                     "do only once.\n  Fix: make it a buffer (self.register_buffer(name, tensor)), or assign a new tensor instead "
                     "(self.total = self.total + x)."
                 )
+                of_it = {id(one): one for one in self.outside if one.untyped_storage()._cdata == storage}
+                error.written = next(iter(of_it.values())) if len(of_it) == 1 else None
+                raise error
 
     def digest(self, result: Any) -> str:
         """The digest of the run, in which the function returned ``result`` (a pytree)."""

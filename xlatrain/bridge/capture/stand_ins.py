@@ -41,6 +41,11 @@ def stood_for(value: Any) -> torch.Tensor | None:
     return getattr(value, "_xlatrain_stands_for", None) if issubclass(type(value), torch.Tensor) else None
 
 
+def is_still(before: Any, now: Any) -> bool:
+    """Whether ``now`` is what stands for ``before``, a tensor on the mesh: ``x += 1`` has assigned it to where that was."""
+    return before is not None and stood_for(now) is before
+
+
 def class_of(tensor: torch.Tensor) -> type:
     """The class that the user's code knows of a parameter or buffer, or of what stands for one."""
     if (original := stood_for(tensor)) is not None:

@@ -34,6 +34,17 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     return host.numpy()
 
 
+def borrowed(tensor: torch.Tensor) -> np.ndarray:
+    """:func:`as_numpy` for a look, after which torch knows that the memory is the tensor's alone, where NumPy has its dtype.
+
+    ``tensor.numpy()`` marks the memory for ever as one that is shared (``resizable()``).
+    """
+    try:
+        return np.from_dlpack(tensor)
+    except (BufferError, RuntimeError, TypeError):
+        return as_numpy(tensor)
+
+
 def from_numpy(array: np.ndarray) -> torch.Tensor:
     """A host tensor with ``array``'s values, sharing memory where numpy allows it (bfloat16 and float8 through their bits)."""
     dtype = torch_dtype(array.dtype)

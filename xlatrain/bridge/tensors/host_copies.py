@@ -33,6 +33,17 @@ def storageless_like(tensor: torch.Tensor) -> torch.Tensor:
 _ALONE = 2  # references to a storage that only its tensor has: the tensor's and ours
 
 
+def is_alone(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an ordinary one of this process's memory, which nothing else shows or shares: no view, no array."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.requires_grad or tensor.device.type != "cpu":
+        return False
+    if tensor.layout != torch.strided or tensor._base is not None or tensor.is_inference():
+        return False
+    storage = tensor.untyped_storage()
+    whole = storage.nbytes() == tensor.nbytes and storage.resizable()  # that of an array, or given to one, is not
+    return whole and torch._C._storage_Use_Count(storage._cdata) <= _ALONE
+
+
 class HostCopies:
     """The storageless tensors of one model, and which of them have memory now.
 

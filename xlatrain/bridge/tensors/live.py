@@ -21,7 +21,7 @@ import torch.utils._pytree as pytree
 
 from xlatrain.bridge.capturing import is_capturing
 from xlatrain.bridge.errors import CaptureError, user_line
-from xlatrain.bridge.tensors.host import as_numpy, from_numpy
+from xlatrain.bridge.tensors.host import borrowed, from_numpy
 from xlatrain.bridge.tensors.host_copies import HostCopies
 
 _T: Any = torch.Tensor
@@ -186,7 +186,7 @@ class LiveTensors:
     def _changed(self, name: str) -> np.ndarray | None:
         """The host values of an exposed tensor, if they are not those of its array."""
         with torch._C.DisableTorchFunctionSubclass():
-            host = as_numpy(self._tensors[name].data)
+            host = borrowed(self._tensors[name].data)
         current = self._read(name)
         same = np.array_equal(host.astype(current.dtype), current, equal_nan=host.dtype.kind == "f")
         return None if same else host
@@ -265,6 +265,11 @@ def _attribute_of(traced: torch.Tensor, name: str, *value: Any) -> Any:
     """An attribute of what stands for a live tensor, or its assignment: its class may have its own (``data``, ``grad``)."""
     with torch._C.DisableTorchFunctionSubclass():
         return setattr(traced, name, *value) if value else getattr(traced, name)
+
+
+def is_live(tensor: Any) -> bool:
+    """Whether a tensor is one of a model on a mesh."""
+    return isinstance(tensor, _Live)
 
 
 def live_array(tensor: torch.Tensor) -> Any:
