@@ -139,5 +139,45 @@ def parts_replaced(run: Run) -> None:
     run.fit(Reading(), run.trainer(max_epochs=2), run.loader(*regression_data(16 * 5)))
 
 
+@case
+def an_entry_made_once_is_replaced(run: Run) -> None:
+    """A step makes the entry of a cache, a hook changes it later."""
+
+    class Caching(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.masks: dict[int, Tensor] = {}
+
+        def loss(self, batch: Any) -> Tensor:
+            if 2 not in self.masks:
+                self.masks[2] = torch.linspace(0.5, 1, 2)
+            return (super().loss(batch) * self.masks[2]).sum()
+
+        def on_train_epoch_end(self) -> None:
+            self.masks[2] = self.masks[2] * 0.5
+
+    run.fit(Caching(), run.trainer(max_epochs=3), run.loader(*regression_data(16 * 6)))
+
+
+@case
+def a_row_of_a_memory_is_replaced(run: Run) -> None:
+    class Remembering(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.memory = torch.zeros(4, 2)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch)
+            self.memory[batch_idx % 4] = loss.detach()
+            loss = loss + 0.1 * self.memory.mean()
+            self.log("train_loss", loss)
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.log("memory", self.memory.sum())
+
+    run.fit(Remembering(), run.trainer(max_epochs=2), run.loader(*regression_data(16 * 6)))
+
+
 if __name__ == "__main__":
     main()

@@ -232,7 +232,8 @@ class CaptureSession:
                 if isinstance(error, ArraysWantedError):
                     error = CaptureError(f"{name} uses other arrays, or more than {_MOST_ARRAYS}, each time: draw with torch")
                 assert isinstance(error, Exception)
-                error = attempt.refused or error  # as it runs nobody answers: what fails then is no reason
+                if getattr(error, "written", None) is None:
+                    error = attempt.refused or error  # as it runs nobody answers: what fails then is no reason
                 if first is None or (isinstance(error, BridgeError) and not isinstance(first, BridgeError)):
                     first = error
             if again is None:

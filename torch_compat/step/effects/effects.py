@@ -217,10 +217,10 @@ class Effects:
         return found
 
     def entries(self, roots: Mapping[str, Any]) -> set[tuple[int, Any]]:
-        """``(id of the dict, key)`` of all that is set or deleted: entries and attributes."""
+        """``(id of the dict, key)`` of what is set or deleted each time: entries and attributes, not those made once."""
         found = set()
         for record in self.records:
-            if record.kind not in ("append", "contents"):
+            if record.kind not in ("append", "contents") and not record.made:
                 with contextlib.suppress(KeyError, IndexError):  # one that the step makes
                     target = record.place.find(roots)
                     found.add((id(record.holder(target)), record.key))

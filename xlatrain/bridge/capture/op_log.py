@@ -92,6 +92,10 @@ class OpLog(OpMode):
             super().__exit__(kind, error, trace)
         else:
             self._recorder.logs.remove(self)
+        if self.outside and any(_UNSEEN in str(one) for one in (error, getattr(error, "__cause__", None))):
+            raise self._refusal(
+                self.outside[-1], traceback.extract_tb(trace)
+            ) from error  # among the last that were met; a retry takes the next one in
 
     def op(self, facts: OpFacts, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.note_call(*outline(facts, args, kwargs))
@@ -130,16 +134,21 @@ class OpLog(OpMode):
         if not self._outside or not facts.mutable:
             return
         for tensor in written_by(facts.func, args, kwargs):
-            if type(tensor) in _REAL and (storage := tensor.untyped_storage()._cdata) in self._outside:
-                error = CaptureError(
-                    f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: it writes in place to a tensor "
-                    f"({tensor.dtype}{list(tensor.shape)}) that is neither a buffer nor a parameter, which a compiled step would "
-                    "do only once.\n  Fix: make it a buffer (self.register_buffer(name, tensor)), or assign a new tensor instead "
-                    "(self.total = self.total + x)."
-                )
-                of_it = {id(one): one for one in self.outside if one.untyped_storage()._cdata == storage}
-                error.written = next(iter(of_it.values())) if len(of_it) == 1 else None
-                raise error
+            if type(tensor) in _REAL and tensor.untyped_storage()._cdata in self._outside:
+                raise self._refusal(tensor, traceback.extract_stack())
+
+    def _refusal(self, tensor: torch.Tensor, frames: traceback.StackSummary) -> CaptureError:
+        """The error of a write to ``tensor``, which the function was not given; ``frames`` led to it."""
+        error = CaptureError(
+            f"{user_line(frames) or 'the step'}\n  cannot be captured: it writes in place to a tensor "
+            f"({tensor.dtype}{list(tensor.shape)}) that is neither a buffer nor a parameter, which a compiled step would do only "
+            "once.\n  Fix: make it a buffer (self.register_buffer(name, tensor)), or assign a new tensor instead "
+            "(self.total = self.total + x)."
+        )
+        storage = tensor.untyped_storage()._cdata
+        of_it = {id(one): one for one in self.outside if one.untyped_storage()._cdata == storage}
+        error.written = next(iter(of_it.values())) if len(of_it) == 1 else None
+        return error
 
     def digest(self, result: Any) -> str:
         """The digest of the run, in which the function returned ``result`` (a pytree)."""
@@ -173,6 +182,8 @@ class OpLog(OpMode):
 
 _REAL = (torch.Tensor, torch.nn.Parameter)
 _UNHASHED = 1 << 14
+_UNSEEN = "mutating a non-functional tensor"
+"""Said of a write that no schema tells (of ``batch_norm``), or through a view that was made before there was a value to write."""
 _OPERAND = "%"
 
 
