@@ -350,3 +350,21 @@ def setting_of_a_backend_that_the_step_reads(run: Run) -> None:
             return loss * 2 if torch.backends.mkldnn.enabled else loss  # pyright: ignore[reportAttributeAccessIssue]
 
     run.fit(Asking(), run.trainer(max_epochs=2), run.loader(*class_data(32)))
+
+
+@case
+def tensors_of_a_module_that_the_step_walks(run: Run) -> None:
+    class Walking(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(()))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            found = [name for one in self.modules() for name, held in one._parameters.items() if held is not None]
+            found += [name for one in self.modules() for name in one.__dict__["_buffers"]]
+            norm = sum(held.square().sum() for one in self.modules() for held in one._parameters.values() if held is not None)
+            return F.cross_entropy(self.net(batch[0]), batch[1]) * len(found) + 0.1 * norm
+
+    model = Walking()
+    run.fit(model, run.trainer(max_epochs=2), run.loader(*class_data(32)))
+    run.note("parameters", [type(one).__name__ for one in model.parameters()])

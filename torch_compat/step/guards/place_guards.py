@@ -190,7 +190,7 @@ class PlaceGuards:
             with emptied(), taking() if attended else contextlib.nullcontext(), observation.instrumented:
                 yield kept
         finally:
-            found, changes = observation.settle(self._changed, attended=attended)
+            found, changes = observation.settle(self._taken_back_by_others, attended=attended)
             kept += [one for one in changes if attended or one.value is not None]
             followed.add_read(found)
             followed.meets_run = followed.meets_run or observation.meets_run
@@ -201,6 +201,10 @@ class PlaceGuards:
                 error = ChangedSurroundingsError(f"{step} {one.does}, which a compiled step would do only once. {advice}")
                 error.changed = {one.name: one.value for one in changes if attended and one.value is not None}
                 raise error
+
+    def _taken_back_by_others(self) -> set[int]:
+        """The ids of what is taken back by others, as are the dicts of a module's tensors: a capture puts traced ones there."""
+        return {*self._changed(), *(id(one) for m in self._module.modules() for one in (m._parameters, m._buffers))}
 
     def _of(self, step: str) -> _Followed:
         return self._steps.setdefault(step, _Followed())
