@@ -121,7 +121,7 @@ def _saved(flops: Mapping[str, int], device: object) -> float:
 
 
 def _eight_bits(steps: Sequence[tuple[CompiledStep, int]], device: object) -> list[str]:
-    """What is assumed of products of eight bits, if there are any."""
+    """Sentences about what is assumed of products of eight bits; none where there are no such products."""
     total = sum(step.flops.total * times for step, times in steps)
     found = []
     for kind in _EIGHT_BITS:
