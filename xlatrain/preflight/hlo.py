@@ -1,8 +1,8 @@
 """The text of a compiled program's HLO, parsed: its collectives and cycle estimates.
 
 An instruction counts as often as it runs: those of a loop's body times the loop's trip count, where XLA knows it. XLA repeats a
-collective in clones of a computation (asynchronous ones have a start, a done and a wrapped computation); what has one
-``channel_id`` is one collective. On TPUs a reduce-scatter is a fusion named ``all-reduce-scatter`` around an all-reduce and a
+collective in clones of a computation (asynchronous ones have a start, a done and a wrapped computation), with one
+``channel_id``. On TPUs a reduce-scatter is a fusion named ``all-reduce-scatter`` around an all-reduce and a
 slice.
 Transfers between slices are pairs of send and recv with ``_xla_megascale`` attributes.
 """
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -66,16 +68,20 @@ class Hlo:
         self._mesh = mesh
 
     def collectives(self) -> list[Collective]:
-        """Every collective, once for all its clones."""
-        found: dict[str, Collective] = {}
+        """Every collective, once for all its clones, which are in computations of their own."""
+        found: dict[tuple[Any, ...], Collective] = {}
         for computation, instructions in self.module.computations.items():
+            met: Counter[tuple[str, ...]] = Counter()
             for instruction in instructions.values():
                 match = _COLLECTIVE.fullmatch(instruction.op)
                 if match is None or (match[1] == "send" and "_xla_megascale" not in instruction.attributes):
                     continue
                 one = self._collective(instruction, computation)
                 channel = re.search(r"channel_id=(\d+)", instruction.attributes)
-                key = f"{one.kind} {channel[1]}" if channel else f"{computation} {instruction.name}"
+                # Those that a shard_map asks for have one channel all together, and are told apart by where the code has them.
+                key = (one.kind, channel[1], instruction.path) if channel else (computation, instruction.name)
+                met[key] += 1
+                key = (*key, met[key])
                 found[key] = one if key not in found else _same(found[key], one)
         return list(found.values())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from types import SimpleNamespace
 
 import jax
@@ -97,6 +99,21 @@ def test_a_program_of_this_machine() -> None:
     assert {one.count for one in gathers} >= {5}
     # forward, gradient of the input, gradient of the weights: 2·16·64·64 each, 5 layers
     assert found.flops.total == 3 * 5 * 2 * 16 * 64 * 64
+
+
+def test_collectives_of_a_shard_map_are_told_apart() -> None:
+    """They have one channel all together."""
+    mesh = make_mesh({"expert": 8}, jax.devices())
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=PartitionSpec("expert"), out_specs=PartitionSpec("expert"))
+    def there_and_back(rows: jax.Array) -> jax.Array:
+        there = jax.lax.all_to_all(rows, "expert", 0, 0, tiled=True)
+        return jax.lax.all_to_all(jnp.tanh(there * jax.lax.pmax(rows.max(), "expert")), "expert", 0, 0, tiled=True)
+
+    text = there_and_back.lower(jax.ShapeDtypeStruct((64, 4), jnp.float32)).compile().as_text()
+    kinds = Counter(one.kind for one in Hlo(text, mesh).collectives())
+    assert kinds == {"all-to-all": 2, "all-reduce": 1}
 
 
 def test_flops_of_convolutions_and_passes() -> None:
