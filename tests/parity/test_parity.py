@@ -261,6 +261,7 @@ EAGER_CASES = {
     "used_in_the_loss": "metrics.py",
     "branch_on_a_metric": "metrics.py",
     "smoothed_in_a_namespace": "SPACE",
+    "shown_by_an_array": "writes in place to a tensor",
     "takes_from_a_generator_in_vain": "surroundings.py",
     "writes_to_a_file": "surroundings.py",
     "reads_the_metrics": "surroundings.py",

@@ -34,14 +34,19 @@ _ALONE = 2  # references to a storage that only its tensor has: the tensor's and
 
 
 def is_alone(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is an ordinary one of this process's memory, which nothing else shows or shares: no view, no array."""
+    """Whether a tensor is an ordinary one of this process's memory, which nothing else shows or shares.
+
+    No view does, no array of another library (``from_dlpack``, ``.numpy()``), no other process (``share_memory_()``).
+    """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.requires_grad or tensor.device.type != "cpu":
         return False
     if tensor.layout != torch.strided or tensor._base is not None or tensor.is_inference():
         return False
     storage = tensor.untyped_storage()
     whole = storage.nbytes() == tensor.nbytes and storage.resizable()  # that of an array, or given to one, is not
-    return whole and torch._C._storage_Use_Count(storage._cdata) <= _ALONE
+    if not whole or storage.is_shared() or tensor._use_count() > 1:  # of C's tensor, which an array of another library holds
+        return False
+    return torch._C._storage_Use_Count(storage._cdata) <= _ALONE
 
 
 class HostCopies:
