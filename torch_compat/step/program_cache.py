@@ -457,8 +457,7 @@ class ProgramCache:
         start = time.perf_counter()
         self._tell_compiling(True)
         try:
-            with uncollected():
-                yield
+            yield
         finally:
             self._tell_compiling(False)
             self._log.seconds += time.perf_counter() - start
@@ -471,7 +470,7 @@ class ProgramCache:
             if variant.block is not None:
                 variant.block.settle()
             return result
-        with self._compiling(), warnings.catch_warnings():
+        with self._compiling(), uncollected(), warnings.catch_warnings():
             # The gradients of an accumulation window are donated with the state, though nothing takes their place.
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             result = first_run(variant.program, *args)
