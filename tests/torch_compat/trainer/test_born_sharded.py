@@ -16,7 +16,7 @@ from torch_compat import LightningModule, Trainer
 from torch_compat.callbacks import ModelCheckpoint
 from torch_compat.strategies import FSDPStrategy
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.bridge.lazy_init import is_deferred
+from xlatrain.bridge.lazy_init import is_deferred, operand_of
 from xlatrain.host.host_memory import LIMIT_VARIABLE
 from xlatrain.init import PretrainedMismatchError
 
@@ -88,6 +88,25 @@ def test_training_is_that_of_one_device(strategy: str, alone: Born) -> None:
         assert type(parameter) is nn.Parameter
         if name != "net.0.bias":  # in front of BatchNorm: its gradient is rounding noise, which Adam scales up
             torch.testing.assert_close(parameter, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_on_a_mesh_is_not_born_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the record of how it was made is still there: only the collector finds it, at some later time."""
+
+    class Recorded(Born):
+        def configure_model(self) -> None:
+            super().configure_model()
+            self.__dict__.setdefault("records", [operand_of(parameter) for parameter in self.net.parameters()])
+
+    monkeypatch.setenv(LIMIT_VARIABLE, NOTHING_WHOLE)
+    first = Recorded()
+    run = fit(first, 8, "fsdp", 1)
+    (expected,) = run.test(first, loader(8), verbose=False)
+    kind = type(first.net[3].weight)
+    fit(Born(), 8, "fsdp", 1)
+    assert all(first.__dict__["records"])
+    assert type(first.net[3].weight) is kind
+    assert run.test(first, loader(8), verbose=False) == [expected]
 
 
 @pytest.mark.slow

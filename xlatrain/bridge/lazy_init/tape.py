@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from xlatrain.bridge.tensors.live import unread_lazy
+from xlatrain.bridge.tensors.live import is_live, unread_lazy
 
 aten = torch.ops.aten
 
@@ -189,6 +189,8 @@ _ORDER = itertools.count()
 def operand_of(tensor: torch.Tensor) -> Operand | None:
     """The record of ``tensor`` as an operand; None for a tensor with values."""
     with torch._C.DisableTorchFunctionSubclass():  # looking must not give it values
+        if is_live(tensor):  # it has its values on a mesh, though the record of its storage may not have been let go of yet
+            return None
         if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_nested:
             return None
         try:
