@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import torch
 from basics import Regression, regression_data
 from recording import Run, case, main
@@ -94,27 +93,6 @@ def written_in_place(run: Run) -> None:
     run.fit(model, run.trainer(max_epochs=2), run.loader(*regression_data(64)), run.loader(*regression_data(32)))
     model.parts[0].count.zero_()
     run.fit(model, run.trainer(max_epochs=1), run.loader(*regression_data(64)), run.loader(*regression_data(32)))
-
-
-class Shown(Regression):
-    """Counts in a tensor whose memory an array of NumPy's shows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts = [torch.zeros(2)]
-        self.shown = np.from_dlpack(self.counts[0])
-
-    def loss(self, batch: Any) -> Tensor:
-        self.counts[0].add_(1)
-        return super().loss(batch) + self.counts[0].sum()
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.log("shown", float(self.shown.sum()))
-
-
-@case
-def shown_by_an_array(run: Run) -> None:
-    run.fit(Shown(), run.trainer(max_epochs=1), run.loader(*regression_data(32)))
 
 
 class Reading(Regression):

@@ -422,5 +422,26 @@ def assigns_data(run: Run) -> None:
     weighted(run, weight)
 
 
+class Shown(Regression):
+    """Counts in a tensor whose memory an array of NumPy's shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = [torch.zeros(2)]
+        self.shown = self.counts[0].numpy()
+
+    def loss(self, batch: Any) -> Tensor:
+        self.counts[0].add_(1)
+        return super().loss(batch) + self.counts[0].sum()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.log("shown", float(self.shown.sum()))
+
+
+@case
+def shown_by_an_array(run: Run) -> None:
+    run.fit(Shown(), run.trainer(max_epochs=1), run.loader(*regression_data(32)))
+
+
 if __name__ == "__main__":
     main()

@@ -36,7 +36,8 @@ _ALONE = 2  # references to a storage that only its tensor has: the tensor's and
 def is_alone(tensor: torch.Tensor) -> bool:
     """Whether a tensor is an ordinary one of this process's memory, which nothing else shows or shares.
 
-    No view does, no array of another library (``from_dlpack``, ``.numpy()``), no other process (``share_memory_()``).
+    No view does, no array of NumPy's (``.numpy()``), no other process (``share_memory_()``). An array that ``from_dlpack``
+    made is not seen: it holds the tensor itself, as what is left of a capture does.
     """
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.requires_grad or tensor.device.type != "cpu":
         return False
@@ -44,9 +45,7 @@ def is_alone(tensor: torch.Tensor) -> bool:
         return False
     storage = tensor.untyped_storage()
     whole = storage.nbytes() == tensor.nbytes and storage.resizable()  # that of an array, or given to one, is not
-    if not whole or storage.is_shared() or tensor._use_count() > 1:  # of C's tensor, which an array of another library holds
-        return False
-    return torch._C._storage_Use_Count(storage._cdata) <= _ALONE
+    return whole and not storage.is_shared() and torch._C._storage_Use_Count(storage._cdata) <= _ALONE
 
 
 class HostCopies:
