@@ -135,6 +135,7 @@ PUBLIC = [
 @pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__qualname__)
 def test_the_example_runs(public: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)  # with the data of some seeds the finder of rates has no suggestion
     examples = re.findall(r"::\n\n((?:(?: {4}.*)?\n)+)", f"{inspect.getdoc(public)}\n")
     assert examples
     for example in examples:
