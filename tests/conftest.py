@@ -136,6 +136,13 @@ def _aliases() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
+def no_graphs_of_other_tests() -> None:
+    """A module takes the graphs and programs of any other one, so that what is captured in a test would depend on those before."""
+    if (kept := sys.modules.get("torch_compat.step.kept_graphs")) is not None:
+        kept.OF_ALL.clear()
+
+
+@pytest.fixture(autouse=True)
 def no_leaked_threads() -> Iterator[None]:
     """Fail a test that leaves a non-daemon thread running: the process could not exit."""
     before = set(threading.enumerate())

@@ -1,10 +1,13 @@
-"""Graphs and programs of a module's steps, which belong to the module: every run of it takes those that still hold.
+"""Graphs and programs of a module's steps: every run of it takes those that still hold, and so do other modules.
 
 A run begins with guards of its own, so it may not assume that a step reads what it read in the run before. It runs the step's
 Python, as an audit does (:func:`~xlatrain.bridge.capture.capture.rehearse`), which makes no graph: where the same ops come of it
-on inputs of the same shapes, with the same tensors from outside of the step in which nothing was written since, the graph of
+on inputs of the same shapes, with tensors from outside of the step that have the same values, the graph of
 an earlier run is the graph of this one. All else that a capture finds (reads, counters, logs, side effects, host calls, the
 result) is found anew by this run. A program is taken where besides its graph all is equal that it was made from.
+
+Nothing of this asks which module it is, so that the modules of a cross-validation have the graphs and programs of one. Audits
+are of one module: that another's step does the same each time says nothing of this one's.
 """
 
 from __future__ import annotations
@@ -18,34 +21,55 @@ from typing import Any
 import torch
 
 from xlatrain.bridge.capture.capture import Capture
-from xlatrain.bridge.tensors.constants import BakedTensor
+from xlatrain.bridge.tensors.constants import SMALL, BakedTensor, bytes_of
 
 _GRAPHS = 64  # of a module; those that were used last
+_ANY_MODULE_S = 16  # graphs that any module may take; they outlive theirs
 _PROGRAMS = 8  # of a graph, and steps whose audits are known
 
 Program = Callable[..., Any]
 
 
 class KeptGraph:
-    """A graph of a step, and the programs that were made from it.
+    """A graph of a module's step, and the programs that were made from it.
 
     Neither may hold the step, whose calls and side effects hold objects of the user's, among them the module.
 
     Args:
         capture: the graph.
         outside: the tensors from outside of the step that its ops were given.
+        programs: those that are there.
     """
 
-    def __init__(self, capture: Capture, outside: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, capture: Capture, outside: Sequence[torch.Tensor], programs: OrderedDict[Hashable, Program] | None = None
+    ) -> None:
         self.capture = capture
+        self.programs: OrderedDict[Hashable, Program] = OrderedDict() if programs is None else programs
         self._audited: OrderedDict[Hashable, int] = OrderedDict()
         self._outside = [BakedTensor(tensor) for tensor in outside]
-        self._programs: OrderedDict[Hashable, Program] = OrderedDict()
 
     def holds(self, outside: Sequence[torch.Tensor]) -> bool:
         """Whether these are the tensors from outside of the step, and nothing was written to them."""
         same = len(outside) == len(self._outside) and all(map(lambda a, b: a.tensor is b, self._outside, outside))
         return same and all(one.is_whole() for one in self._outside)
+
+    def of_others(self, outside: Sequence[torch.Tensor]) -> KeptGraph | None:
+        """The graph for ops of the same digest that were given these tensors from outside, with the programs of this one.
+
+        The tensors become constants of the graph, so that what is written to them will be seen. None where the digest does not
+        have all of their values, or the graph has tensors from outside in another way.
+        """
+        before, capture = [one.tensor for one in self._outside], self.capture
+        if len(before) != len(outside) or not all(map(_is_small, (*before, *outside))):
+            return None
+        now = {id(old): new for old, new in zip(before, outside, strict=True)}
+        memory = {one.untyped_storage()._cdata for one in before}
+        others = [*capture.untraced, *(one for one in capture.constants.values() if id(one) not in now)]
+        if memory and any(one.untyped_storage()._cdata in memory for one in others):
+            return None
+        constants = {name: now.get(id(one), one) for name, one in capture.constants.items()}
+        return KeptGraph(capture.with_constants(constants), outside, self.programs)
 
     def audited(self, done: Hashable) -> int:
         """The last audit that a step of this graph has stood, by the number of runs before it; 0 for none.
@@ -70,21 +94,26 @@ class KeptGraph:
         """
         if key is None:
             return make(), False
-        program = self._programs.get(key)
+        program = self.programs.get(key)
         if program is not None:
-            self._programs.move_to_end(key)
+            self.programs.move_to_end(key)
             return program, True
-        program = self._programs[key] = make()
-        if len(self._programs) > _PROGRAMS:
-            self._programs.popitem(last=False)
+        program = self.programs[key] = make()
+        if len(self.programs) > _PROGRAMS:
+            self.programs.popitem(last=False)
         return program, False
+
+
+_Graphs = OrderedDict[Hashable, KeptGraph]  # by what is known before a step's Python runs, and the digest of its ops
+OF_ALL: _Graphs = OrderedDict()
+"""The graphs that any module may take, last those that were used last."""
 
 
 class ModuleGraphs:
     """The graphs of one module's steps."""
 
     def __init__(self) -> None:
-        self._graphs: OrderedDict[Hashable, KeptGraph] = OrderedDict()
+        self._graphs: _Graphs = OrderedDict()
 
     def begin_run(self) -> RunGraphs:
         """The graphs as a run that begins now sees them."""
@@ -92,42 +121,63 @@ class ModuleGraphs:
 
 
 class RunGraphs:
-    """The graphs of a module's steps in one of its runs: those of earlier runs can be taken.
+    """The graphs of a module's steps in one of its runs: those of earlier runs, and of other modules, can be taken.
 
     Args:
-        graphs: of the module, by what is known before a step's Python runs, and the digest of its ops.
+        graphs: of the module.
     """
 
-    def __init__(self, graphs: OrderedDict[Hashable, KeptGraph]) -> None:
+    def __init__(self, graphs: _Graphs) -> None:
         self._graphs = graphs
-        self._earlier = {form for form, _ in graphs}  # pyright: ignore[reportGeneralTypeIssues]
+        self._earlier = {form for form, _ in (*graphs, *OF_ALL)}  # pyright: ignore[reportGeneralTypeIssues]
 
     def may_have(self, form: Hashable) -> bool:
         """Whether an earlier run had a step of this form."""
         return (form, settings()) in self._earlier
 
-    def find(self, form: Hashable, digest: str, outside: Sequence[torch.Tensor]) -> KeptGraph | None:
+    def find(self, form: Hashable, digest: str, outside: Sequence[torch.Tensor], by_identity: bool) -> KeptGraph | None:
         """The graph of these ops, or None; for the arguments see :meth:`keep`."""
         key = ((form, settings()), digest)
         found = self._graphs.get(key)
-        if found is None or not found.holds(outside):
-            return None
-        self._graphs.move_to_end(key)
+        if found is not None and found.holds(outside):
+            self._graphs.move_to_end(key)
+            return found
+        known = None if by_identity else OF_ALL.get(key)
+        found = None if known is None else known.of_others(outside)
+        if found is not None:
+            _put(OF_ALL, key, known, _ANY_MODULE_S)
+            _put(self._graphs, key, found, _GRAPHS)
         return found
 
-    def keep(self, form: Hashable, digest: str, capture: Capture, outside: Sequence[torch.Tensor]) -> KeptGraph:
+    def keep(
+        self, form: Hashable, digest: str, outside: Sequence[torch.Tensor], by_identity: bool, capture: Capture
+    ) -> KeptGraph:
         """Keep a graph for later runs.
 
         Args:
             form: names and shapes of the step's inputs.
             digest: of the ops that ran (:class:`~xlatrain.bridge.capture.op_log.OpLog`).
-            capture: the graph.
             outside: the tensors that the ops were given and the step was not.
+            by_identity: whether the digest tells objects by their ids, which others may have once these are gone.
+            capture: the graph.
         """
-        kept = self._graphs[(form, settings()), digest] = KeptGraph(capture, outside)
-        if len(self._graphs) > _GRAPHS:
-            self._graphs.popitem(last=False)
+        key, kept = ((form, settings()), digest), KeptGraph(capture, outside)
+        _put(self._graphs, key, kept, _GRAPHS)
+        if not by_identity and kept.of_others(outside) is not None:
+            _put(OF_ALL, key, kept, _ANY_MODULE_S)
         return kept
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    """Whether the digest has all values of a tensor from outside, which may be kept with the memory behind it."""
+    return bytes_of(tensor) is not None and tensor.untyped_storage().nbytes() <= SMALL
+
+
+def _put(graphs: _Graphs, key: Hashable, graph: KeptGraph, most: int) -> None:
+    graphs[key] = graph
+    graphs.move_to_end(key)
+    if len(graphs) > most:
+        graphs.popitem(last=False)
 
 
 def settings() -> Hashable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -172,6 +173,16 @@ class Fits(Once):
         yield dict(self.last.callback_metrics)
 
 
+class Copies(Once):
+    """Training, validation and prediction of another module each time, as in a cross-validation."""
+
+    def call(self, trainer: Any, again: int) -> Iterator[Any]:
+        self.last, model = trainer(), copy.deepcopy(self.model)
+        self.last.fit(model, self.loader, self.loader)
+        yield dict(self.last.callback_metrics)
+        yield from self.last.predict(model, self.loader)
+
+
 def change(calls: Calls, trainer: Any) -> None:
     """Change a module's world step by step, with calls in between."""
     global ALPHA, helper
@@ -283,6 +294,26 @@ def what_is_changed_between_calls_of_two_trainers(run: Run) -> None:
 @case
 def what_is_changed_between_two_fits(run: Run) -> None:
     change(Fits(run, Reading()), lambda: run.trainer(max_epochs=1))
+
+
+@case
+def what_modules_of_a_class_differ_in(run: Run) -> None:
+    change(Copies(run, Reading()), lambda: run.trainer(max_epochs=1))
+
+
+@case
+def five_folds(run: Run) -> None:
+    x, y = regression_data(50)
+    for fold in range(5):
+        model, trainer = Reading(), run.trainer(max_epochs=2)
+        run.initialise(model)
+        model.outside.add_(fold % 2)
+        rest = torch.arange(50) % 5 != fold
+        trainer.fit(model, run.loader(x[rest], y[rest]), run.loader(x[~rest], y[~rest]))
+        run.note(f"fold {fold}", [dict(trainer.callback_metrics), trainer.predict(model, run.loader(x[~rest], y[~rest]))])
+        model.outside.mul_(2)  # a tensor of this fold's own, also where its graph is another's
+        run.note(f"fold {fold} later", trainer.validate(model, run.loader(x[~rest], y[~rest]), verbose=False))
+    run.finish(model, trainer)
 
 
 @case

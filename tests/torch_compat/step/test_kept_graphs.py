@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
 from torch_compat.run.report import ExecutorLog
+from torch_compat.step import kept_graphs
 from torch_compat.step.mesh_step_runner import MeshStepRunner
+from xlatrain.bridge.capture.capture import capture
 from xlatrain.step.optimizers import RULES
 
 BATCHES = 3
@@ -120,7 +124,7 @@ def widen(net: Net) -> None:
 
 @pytest.mark.parametrize(
     ("change", "validated", "predicted"),
-    [(halve, 0, 0), (shift, 0, 1), (shift_unseen, 0, 1), (replace_offset, 0, 1), (scale, 1, 0), (hook, 1, 1), (widen, 1, 1)],
+    [(halve, 0, 0), (shift, 0, 1), (shift_unseen, 0, 1), (replace_offset, 0, 0), (scale, 1, 0), (hook, 1, 1), (widen, 1, 1)],
 )
 def test_what_was_edited_is_captured_anew(change: Callable[[Net], None], validated: int, predicted: int) -> None:
     net, run = Net(), trainer()
@@ -192,6 +196,123 @@ def test_programs_are_freed_with_their_module() -> None:
     del net
     gc.collect()
     assert layer() is None
+
+
+class Compiled:
+    """Counts the programs that XLA compiles or JAX reads from its cache."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self)
+
+    def __call__(self, event: str, duration: float, **_: Any) -> None:
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+
+
+def by_hand(net: Net, loader: DataLoader) -> Tensor:
+    """The prediction for the first batch after training in plain torch."""
+    optimizer = net.configure_optimizers()
+    for batch in loader:
+        optimizer.zero_grad()
+        net.layer(batch[0]).add(net.offset).pow(2).mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        return net.layer(next(iter(loader))[0]) + net.offset
+
+
+def test_the_modules_of_a_cross_validation_have_the_programs_of_the_first() -> None:
+    counts, compiled = [], Compiled()
+    try:
+        for fold in range(5):
+            torch.manual_seed(fold)
+            net, before = Net(), compiled.count
+            expected = by_hand(copy.deepcopy(net), data())
+            run = trainer()
+            run.fit(net, data(), data())
+            fitted = log_of(run)
+            found: Any = run.predict(net, data())
+            torch.testing.assert_close(found[0][0], expected)
+            counts.append((fitted, log_of(run), compiled.count - before))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(compiled)
+    assert counts[0][:2] == ((2, 2, 0), (1, 1, 0)) and counts[0][2] > 0
+    assert counts[1:] == 4 * [((0, 2, 2), (0, 1, 1), 1)]  # zeros, as the optimizer's state
+
+
+def test_a_tensor_from_outside_is_that_of_the_module_that_takes_the_graph() -> None:
+    first, second, run = Net(), Net(), trainer()
+    run.predict(first, data())
+    run.predict(second, data())
+    assert log_of(run) == (0, 1, 1)
+    for change in (shift, shift_unseen):  # between the calls of a module that has taken its graph
+        first.offset.sub_(1.0)
+        change(second)
+        rows: Any = run.predict(second, data())
+        with torch.no_grad():
+            torch.testing.assert_close(rows[0][0], second.layer(next(iter(data()))[0]) + second.offset)
+
+
+def freeze(net: Net) -> None:
+    net.layer.bias.requires_grad_(False)
+
+
+def grow(net: Net) -> None:
+    net.layer = torch.nn.Linear(4, 3)
+    net.offset = torch.zeros(3)
+
+
+def enlarge(net: Net) -> None:
+    """An offset whose memory is too large to be looked at in each capture."""
+    net.offset = torch.zeros(2, 1 << 14)[:, 0]
+
+
+def in_a_closure(by: float) -> Callable[[Net], None]:
+    def change(net: Net) -> None:
+        net.layer.register_forward_hook(lambda module, args, output: output * by)
+
+    return change
+
+
+@pytest.mark.parametrize("change", [shift, shift_unseen, hook, widen, freeze, grow, enlarge, in_a_closure(3.0)])
+def test_another_module_that_does_something_else_has_its_own_programs(change: Callable[[Net], None]) -> None:
+    first, second, run = Net(), Net(), trainer()
+    in_a_closure(2.0)(first)
+    run.fit(first, data())
+    in_a_closure(2.0)(second)
+    change(second)
+    expected = by_hand(copy.deepcopy(second), data())
+    run = trainer()
+    run.fit(second, data())
+    assert log_of(run)[::2] == (1, 0)
+    found: Any = run.predict(second, data())
+    torch.testing.assert_close(found[0][0], expected)
+
+
+def test_modules_of_another_class_have_the_programs_of_the_same_ops() -> None:
+    class Again(Net):
+        pass
+
+    run = trainer()
+    run.fit(Net(), data())
+    run = trainer()
+    run.fit(Again(), data())
+    assert log_of(run) == (0, 1, 1)
+
+
+def test_an_audit_is_of_one_module() -> None:
+    first = kept_graphs.KeptGraph(capture(lambda x: x + 1, torch.zeros(2)), ())
+    first.note_audited("all that it does", 16)
+    second = first.of_others(())
+    assert second is not None and first.audited("all that it does") == 16
+    assert second.audited("all that it does") == 0
+
+
+def test_only_the_last_graphs_outlive_their_modules() -> None:
+    for width in range(2, 22):
+        net = Net()
+        net.layer, net.offset = torch.nn.Linear(4, width), torch.zeros(width)
+        trainer(limit_predict_batches=1).predict(net, data())
+    assert len(kept_graphs.OF_ALL) == 16
 
 
 @pytest.mark.parametrize("name", sorted(RULES))

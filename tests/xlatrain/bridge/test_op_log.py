@@ -168,3 +168,15 @@ def test_what_is_in_no_table_is_refused_by_name(value: Any) -> None:
 def test_literals_are_told_apart() -> None:
     values = (1, 1.0, True, 1j, "1", None, torch.float32, torch.device("cpu"), torch.strided, torch.preserve_format, 0.0, -0.0)
     assert len({argument_text(value, "an op") for value in values}) == len(values)
+
+
+def test_a_log_says_whether_it_tells_objects_by_their_ids() -> None:
+    def by_identity(fn: Function) -> bool:
+        with OpLog(()) as log:
+            log.digest(fn())
+        return log.by_identity
+
+    assert not by_identity(lambda: torch.zeros(2).sum())
+    assert not by_identity(lambda: {"the Generator 1": torch.zeros(2), "name": "the Generator 1"})
+    assert by_identity(lambda: torch.rand(2, generator=torch.Generator()))
+    assert by_identity(lambda: (torch.zeros(2), torch.relu))

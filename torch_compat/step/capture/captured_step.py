@@ -58,13 +58,14 @@ class CapturedStep(StepRun):
             attended: whether one of this run of the module may be taken, too.
         """
         graphs = inputs.graphs
+        told = (inputs.form, run.ops, run.outside, run.by_identity)
         may_take = take and (attended or inputs.may_be_kept)
-        kept = graphs.find(inputs.form, run.ops, run.outside) if graphs is not None and may_take else None
+        kept = graphs.find(*told) if graphs is not None and may_take else None
         if kept is not None:
             there = {**vars(run), "recording": Recording(lambda: kept.capture)}
             return cls(**there, kept=kept, taken=True, audited=kept.audited((run.text, run.reads)))
         graph = graph_of(run)
-        return cls(**vars(run), kept=None if graphs is None else graphs.keep(inputs.form, run.ops, graph, run.outside))
+        return cls(**vars(run), kept=None if graphs is None else graphs.keep(*told, graph))
 
     @property
     def capture(self) -> Capture:

@@ -181,6 +181,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
     changed_flags: dict[str, bool] = {}
     ops = ""
     outside: Sequence[torch.Tensor] = ()
+    by_identity = False
 
     def run_on_fakes(
         params: list[torch.Tensor],
@@ -190,7 +191,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         states: list[torch.Tensor],
         gradients: list[torch.Tensor],
     ) -> dict[str, Any]:
-        nonlocal ops, outside
+        nonlocal ops, outside, by_identity
         wholes, fractions, *rest = scalars
         arrays, scale = rest[: len(inputs.arrays)], rest[len(inputs.arrays) :]
         scaling = None if inputs.scaler is None else LossScaling(inputs.scaler, *scale)
@@ -257,7 +258,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 assumed,
                 left,
             )
-            ops, outside = log.digest(outcome), log.outside
+            ops, outside, by_identity = log.digest(outcome), log.outside, log.by_identity
         written = {name: value.detach() for name, value in values.items() if was_written(value)}
         tokens = trace.optimizers.tokens
         values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens, "loss_scale": loss_scale}
@@ -277,6 +278,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
     return StepRun(
         ops=ops,
         outside=outside,
+        by_identity=by_identity,
         text=f"{trace.text()}\n{changed_flags}",
         reads=trace.scalars.read,
         logs=tuple(trace.logs.entries),

@@ -26,6 +26,7 @@ class StepRun:
     Attributes:
         ops: the digest of the ops that ran.
         outside: the tensors that these were given and the step was not.
+        by_identity: whether ``ops`` means objects, which have other ids in another run of the process.
         text: what it leaves on the host besides what the ops compute, as text.
         reads: what it assumed about counters, asked of the batch, drew, and read of tensors from outside, as text.
         logs: the ``self.log`` calls.
@@ -46,6 +47,7 @@ class StepRun:
 
     ops: str = field(repr=False)
     outside: Sequence[torch.Tensor] = field(repr=False)
+    by_identity: bool = field(repr=False)
     text: str = field(repr=False)
     reads: str = field(repr=False)
     logs: tuple[LogEntry, ...]

@@ -7,11 +7,12 @@ answered here, by PyTorch itself: what comes out is functional and has its backw
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -103,6 +104,17 @@ class Capture:
     def unflatten(self, outputs: list[Any]) -> Any:
         """The function's result with ``outputs`` (one per tensor, any type) in place of its tensors."""
         return pytree.tree_map_only(Output, lambda leaf: outputs[leaf.index], self.result)
+
+    def with_constants(self, constants: Mapping[str, torch.Tensor]) -> Capture:
+        """The same graph with other tensors of the same values as its constants."""
+        same = copy.copy(self)  # with all that is known of the graph
+        vars(same)["constants"] = dict(constants)
+        return same
+
+    @property
+    def untraced(self) -> list[torch.Tensor]:
+        """The tensors of the result that no op has made: they are in it as they are."""
+        return [leaf for leaf in pytree.tree_leaves(self.result) if isinstance(leaf, torch.Tensor)]
 
     @functools.cached_property
     def rolled(self) -> Schedule:

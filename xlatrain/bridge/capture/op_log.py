@@ -62,6 +62,7 @@ class OpLog(OpMode):
 
     Attributes:
         outside: the tensors that ops were given and the function was not, but those that ops have made.
+        by_identity: whether the digest has an object that is told by its id: functions of ops of higher order, generators.
 
     Raises:
         CaptureError: from the op that writes in place to a tensor which the function was not given.
@@ -74,6 +75,7 @@ class OpLog(OpMode):
         self._numbers: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []  # an id must not be used twice
         self.outside: list[torch.Tensor] = []
+        self.by_identity = False
         self._outside: set[int] = set()  # storages
         self._recorder: OpRecorder | None = None
         for tensor in inputs:
@@ -107,6 +109,7 @@ class OpLog(OpMode):
     def note_call(self, text: str, operands: Sequence[torch.Tensor]) -> None:
         """An op is called, with an :func:`outline`."""
         numbers = self._numbers
+        self.by_identity |= _OBJECT in text
         words = [text]
         for tensor in operands:
             number = numbers.get(id(tensor))
@@ -155,7 +158,7 @@ class OpLog(OpMode):
         leaves, structure = pytree.tree_flatten(result)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         others = [_OPERAND if isinstance(leaf, torch.Tensor) else argument_text(leaf, "the result") for leaf in leaves]
-        self.note_call(f"result {others} {structure}", tensors)
+        self.note_call("\n".join([f"result {structure}", *others]), tensors)
         self._hash_words()
         return self._hash.hexdigest()
 
@@ -185,6 +188,7 @@ _UNHASHED = 1 << 14
 _UNSEEN = "mutating a non-functional tensor"
 """Said of a write that no schema tells (of ``batch_norm``), or through a view that was made before there was a value to write."""
 _OPERAND = "%"
+_OBJECT = "\x1fthe "  # no literal has it: a text is quoted, with its control characters escaped
 
 
 def look_text(tensor: torch.Tensor) -> str:
@@ -218,7 +222,7 @@ def argument_text(value: Any, taker: str) -> str:
     if kind in _LITERALS:
         return repr(value)
     if callable(value) or isinstance(value, torch.Generator):  # of an op of higher order; that no op draws from is seen elsewhere
-        return f"the {kind.__qualname__} {id(value)}"
+        return f"{_OBJECT}{kind.__qualname__} {id(value)}"
     shares = isinstance(value, torch.UntypedStorage | torch.TypedStorage)
     instead = "copy values (y.copy_(x), x.clone()) instead of sharing the memory behind a tensor, or do it" if shares else "do it"
     raise CaptureError(
