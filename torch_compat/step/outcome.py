@@ -17,7 +17,7 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.effects.logged import LogEntry
 from torch_compat.step.host.calls import is_size
 from torch_compat.step.host.host_values import HostValues
-from torch_compat.step.host.slots import SLOTS, ComputedSlot, ValueSlot
+from torch_compat.step.host.slots import SLOTS, ComputedSlot, ObjectSlot, ValueSlot
 from torch_compat.step.metrics.sync import OWN_ROWS
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.utilities.host_arrays import host_value
@@ -103,7 +103,9 @@ class Filler:
     def __call__(self, tree: Any) -> Any:
         return pytree.tree_map_only(SLOTS, self._value, tree, is_leaf=is_size)
 
-    def _value(self, slot: ValueSlot | ComputedSlot) -> Any:
+    def _value(self, slot: ValueSlot | ComputedSlot | ObjectSlot) -> Any:
+        if isinstance(slot, ObjectSlot):
+            return slot.held
         if slot.source == "results":
             return slot.find(self.results)
         if isinstance(slot, ComputedSlot):

@@ -93,6 +93,52 @@ KEPT_BY_THE_SCRIPT: list[Any] = []
 
 
 @case
+def containers_in_two_places(run: Run) -> None:
+    """A list that is there is stored somewhere else, or returned: it stays the very list, also in a tuple."""
+
+    class Storing(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lists: list[list[Any]] = [[], []]
+            self.seen: dict[str, Any] = {"all": []}
+            self.current: list[Any] = []
+            self.counted: tuple[int, tuple[list[int]]] = (0, ([],))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.current = self.lists[batch_idx % 2]
+            self.current.append(loss.detach())
+            self.seen["last"] = (self.seen["all"], batch_idx)
+            self.seen["last"][0].append(batch_idx)
+            count, (counts,) = self.counted
+            counts.append(count)
+            self.counted = count + 1, (counts,)
+            return {"loss": loss, "seen": self.seen["all"]}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.current.append(-1.0)
+            outputs["seen"].append(len(outputs["seen"]))
+
+    class Exchanging(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first: list[int] = []
+            self.others: list[list[int]] = [[], []]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.first, self.others[0] = self.others[0], self.first
+            self.others.append(self.others.pop(0))
+            self.first.append(batch_idx)
+            return super().training_step(batch, batch_idx)
+
+    storing, exchanging = Storing(), Exchanging()
+    fit(run, storing, n=56)
+    run.note("stored", [storing.lists, storing.current, storing.seen, storing.counted])
+    fit(run, exchanging, n=56)
+    run.note("exchanged", [exchanging.first, exchanging.others])
+
+
+@case
 def tensors_kept_outside_of_the_module(run: Run) -> None:
     class Keeping(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -265,7 +265,7 @@ class CaptureSession:
         finally:
             after = _host_random_state()
             drawn = _restore_host_random_state(before)
-        if effects.refusal and not (attended and effects.redo):
+        if effects.refusal and (effects.only_once or not attended):
             raise ImpureStepError(effects.refusal)
         if attended:
             self._op_by_op.update([name] if way is not Way.RECORDED else [])

@@ -104,7 +104,7 @@ class StepTrace:
             CaptureError: something in it cannot be repeated after every step.
         """
         self.calls.check_refused()
-        self.result = template(self.result)
+        self.result = template(recording.with_objects(self.result))
         returned = len(self.values)
         self.differentiable = tuple(index for index in indices_of_values(self.result) if self.graphs[index])
         self.effects = recording.effects(template)

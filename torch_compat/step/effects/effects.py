@@ -156,12 +156,14 @@ class Effects:
     Attributes:
         records: those that are carried out after each step.
         redo: functions that put generators and arrays where one run has left them.
-        refusal: why another run leaves them elsewhere; "" where there are none.
+        refusal: why another run leaves them elsewhere, or other objects in the places; "" where it does not.
+        only_once: whether what one run has left cannot be left once more.
     """
 
     records: tuple[Record, ...] = ()
     redo: tuple[Callable[[], None], ...] = ()
     refusal: str = ""
+    only_once: bool = False
 
     def replay(self, roots: Mapping[str, Any], fill: Callable[[Any], Any]) -> None:
         """Carry the changes out; ``fill`` puts real values into a recorded value."""

@@ -21,6 +21,7 @@ from torch_compat.step.host.batch_texts import TracedText, TracedTexts
 from torch_compat.step.host.calls import is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.host.slots import ObjectSlot
 from torch_compat.step.values import policy
 from torch_compat.step.values.dict_contents import put_entries, put_in_order
 from torch_compat.step.values.generators import same_state, set_state, state_of, use_of
@@ -156,6 +157,7 @@ class Recording:
     _reordered: list[str] = field(default_factory=list)
     _drawn: list[str] = field(default_factory=list)
     _overwritten: list[str] = field(default_factory=list)
+    _stored_again: list[ObjectPath] = field(default_factory=list)
     _written: set[tuple[int, str]] = field(default_factory=set)
     _buffers: list[tuple[ObjectPath, torch.nn.Module, dict[str, Any], Collection[str]]] = field(default_factory=list)
     _hooks: list[tuple[ObjectPath, torch.nn.Module, dict[str, dict[int, Any]]]] = field(default_factory=list)
@@ -195,6 +197,10 @@ class Recording:
         elif isinstance(value, set):
             known.add(id(value))
             self._seen.append(_Seen(place, value, set(value)))
+        elif isinstance(value, tuple):
+            for index, item in enumerate(value[: policy.FEW]):
+                if not isinstance(item, _NOTHING_INSIDE):
+                    self._see(place.then("item", index), item, known, depth + 1)
         elif isinstance(value, np.ndarray):
             if value.nbytes <= policy.BYTES_OF_STATE:
                 self._arrays.append((place, value, value.copy()))
@@ -349,7 +355,12 @@ class Recording:
                 "torch (torch.rand, …) in the step, or do it in a hook or in the dataset"
             )
         records = tuple(self._record(*change, template) for change in self._changes)
-        return Effects(records, () if self._once else tuple(self._left), refusal)
+        if self._stored_again:
+            refusal = (
+                f"the step stores or returns {self._stored_again[0]}, a list, dict or set that is there already; a compiled step "
+                "would make another. Take a copy of it, or do it in a hook such as on_train_batch_start"
+            )
+        return Effects(records, () if self._once else tuple(self._left), refusal, only_once=self._once)
 
     def _record(self, kind: str, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Record:
         made = (place, key) in self._made
@@ -358,6 +369,7 @@ class Recording:
                 f"the step makes an entry of {place} under a key that is a value of its own batch, which a compiled step "
                 "does not know beforehand. Keep a list of pairs, or make the entry in a hook such as on_train_batch_end"
             )
+        value = self.with_objects(value)
         value = pytree.tree_map_only((set, frozenset), functools.partial(_known_set, place), value, is_leaf=is_size)
         filled = self._template(place, key, value, template)
         owner = next(
@@ -372,6 +384,22 @@ class Recording:
             )
         before = next(seen.held.get(key) for seen in self._seen if seen.place == place)
         return Record("setcache", place, key, filled, made, look(before))
+
+    def with_objects(self, tree: Any) -> Any:
+        """``tree``, which outlives the capture, with slots for containers that were there before: a copy would be another one."""
+        return pytree.tree_map(self._slot_of, tree, is_leaf=lambda one: is_size(one) or self._is_there(one))
+
+    def _is_there(self, value: Any) -> bool:
+        return isinstance(value, list | dict | deque | set) and id(value) in self.there_before
+
+    def _slot_of(self, value: Any) -> Any:
+        if not self._is_there(value):
+            return value
+        place = next((seen.place for seen in self._seen if seen.holder is value), None)
+        if place is None:
+            return value
+        self._stored_again.append(place)
+        return ObjectSlot(str(place), value)
 
     def _template(self, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
         for leaf in pytree.tree_leaves(value):

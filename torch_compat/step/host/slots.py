@@ -1,7 +1,7 @@
 """Slots: placeholders in the results, effects and host calls of a captured step for values that differ from step to step.
 
-There are two: a :class:`ValueSlot` for a value that an executed step has somewhere, or a part of it, and a
-:class:`ComputedSlot` for what the host computes from such values.
+There are three: a :class:`ValueSlot` for a value that an executed step has somewhere, or a part of it, a
+:class:`ComputedSlot` for what the host computes from such values, and an :class:`ObjectSlot` for an object that was there before.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 import torch.utils._pytree as pytree
 
-Source = Literal["values", "scalars", "batch", "results", "counters"]
+Source = Literal["values", "scalars", "batch", "results", "counters", "objects"]
 """A source of values of an executed step.
 
 ``values`` and ``scalars`` are outputs of its program, the latter packed, as float32; ``batch`` are the leaves of its batch that
-are no tensors; ``results`` are those of its host calls; ``counters`` are its host values.
+are no tensors; ``results`` are those of its host calls; ``counters`` are its host values; ``objects`` are
+those of the user's.
 """
 
 
@@ -66,7 +67,21 @@ class ComputedSlot:
     text: str
 
 
-SLOTS = (ValueSlot, ComputedSlot)
+@dataclass(frozen=True)
+class ObjectSlot:
+    """A slot for a list, dict, deque or set that was there before: the very object, which a copy of the tree would not have.
+
+    Attributes:
+        text: its place, as a user writes it.
+        held: the object.
+    """
+
+    text: str
+    held: Any = field(compare=False, repr=False)
+    source: Source = "objects"
+
+
+SLOTS = (ValueSlot, ComputedSlot, ObjectSlot)
 
 
 def indices_of_values(tree: Any) -> list[int]:
