@@ -137,7 +137,7 @@ def _aliases() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def no_graphs_of_other_tests() -> None:
-    """A module takes the graphs and programs of any other one, so that what is captured in a test would depend on those before."""
+    """A module takes the graphs and programs of any other one, so that a test would see those of the tests before it."""
     if (kept := sys.modules.get("torch_compat.step.kept_graphs")) is not None:
         kept.OF_ALL.clear()
 
