@@ -1,4 +1,4 @@
-"""Processor time of each fold of a cross-validation: ``fit`` of three steps and ``predict`` of three batches, a module for each."""
+"""Processor time of each fold of a cross-validation: ``fit`` of three steps, ``predict`` of three batches, a module for each."""
 
 from __future__ import annotations
 
