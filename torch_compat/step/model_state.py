@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from torch_compat.step.guards.module_structure import changes, note_change
 from torch_compat.step.guards.module_tensors import ModuleTensors
 from torch_compat.step.materialize import detach_sources, place_tensors
 from torch_compat.step.metrics.calls import metric_modules
+from torch_compat.step.optimizers.frozen_update import FrozenInit
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import host_value, is_here, place, to_torch
 from xlatrain.bridge.errors import CaptureError
@@ -141,14 +143,12 @@ class ModelState:
 
     def add_optimizer(self, init: Callable[[dict[str, jax.Array]], Any]) -> None:
         """Make the optimizer's state in one program: ``init(params)``, split like the parameters that it belongs to."""
-        shapes = jax.eval_shape(init, self.state.params)
+        params = self.state.params
         if self._unsharded:
-            opt_state = jax.jit(init)(self.state.params)  # without compiler_options: zeros
-            self.state = replace(self.state, opt_state=opt_state)
+            self.state = replace(self.state, opt_state=_init_program(init, None)(params))
             return
-        shardings = like_parameters(shapes, self.state.params, self.state_places, self.mesh)
-        opt_state = jax.jit(init, out_shardings=shardings)(self.state.params)  # without compiler_options: zeros
-        self.state = replace(self.state, opt_state=opt_state)
+        shardings = like_parameters(jax.eval_shape(init, params), params, self.state_places, self.mesh)
+        self.state = replace(self.state, opt_state=_init_program(init, shardings)(params))
         self.shardings = state_shardings(self.state, self.param_shardings, shardings, self.mesh)
 
     def drop_optimizer(self) -> None:
@@ -465,3 +465,16 @@ def check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
                 "configure_model()"
             )
         jax_dtype(tensor.dtype)
+
+
+def _init_program(init: Callable[..., Any], shardings: Any) -> Callable[..., Any]:
+    """The program of ``init``, the same one for equal updates of ``torch.optim``."""
+    leaves, structure = jax.tree.flatten(shardings)
+    make = _kept_init_program if isinstance(init, FrozenInit) else _kept_init_program.__wrapped__
+    return make(init, tuple(leaves), structure)
+
+
+@functools.lru_cache(maxsize=16)
+def _kept_init_program(init: Callable[..., Any], leaves: tuple[Any, ...], structure: Any) -> Callable[..., Any]:
+    options = {"out_shardings": jax.tree.unflatten(structure, leaves)} if leaves else {}
+    return jax.jit(init, **options)  # without compiler_options: zeros

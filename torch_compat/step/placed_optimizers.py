@@ -38,7 +38,8 @@ class PlacedOptimizers:
         self.functional = functional
         self.optimizers = list(optimizers)
         self._model = model
-        model.add_optimizer(functional.init)
+        frozen = functional.frozen_init() if isinstance(functional, FunctionalOptimizer) else None
+        model.add_optimizer(frozen or functional.init)
         self._holders = functional.holders
         if any(one.state for one in self._holders):
             self._load()

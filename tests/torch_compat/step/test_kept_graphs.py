@@ -236,7 +236,7 @@ def test_the_modules_of_a_cross_validation_have_the_programs_of_the_first() -> N
     finally:
         jax.monitoring.unregister_event_duration_listener(compiled)
     assert counts[0][:2] == ((2, 2, 0), (1, 1, 0)) and counts[0][2] > 0
-    assert counts[1:] == 4 * [((0, 2, 2), (0, 1, 1), 1)]  # zeros, as the optimizer's state
+    assert counts[1:] == 4 * [((0, 2, 2), (0, 1, 1), 0)]
 
 
 def test_a_tensor_from_outside_is_that_of_the_module_that_takes_the_graph() -> None:

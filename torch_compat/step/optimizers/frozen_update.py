@@ -70,6 +70,21 @@ class FrozenUpdate:
         return new_params, new_state
 
 
+@dataclass(frozen=True)
+class FrozenInit:
+    """The states before the first step. Equal ones make equal programs; it holds no tensor and nothing of the user's.
+
+    Attributes:
+        groups: with the names of the parameters that have a state.
+    """
+
+    groups: tuple[FrozenGroup, ...]
+
+    def __call__(self, params: Params) -> OptimizerState:
+        """See :meth:`~torch_compat.step.optimizers.functional_optimizer.FunctionalOptimizer.init`. Pure."""
+        return {name: _init(group, params[name]) for group in self.groups for name in group.names if name in params}
+
+
 def _init(group: FrozenGroup, param: jax.Array) -> State:
     return group.rule.init(param, dict(group.initial))
 

@@ -11,7 +11,7 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from torch_compat.step.optimizers.captured import CapturedOptimizer
-from torch_compat.step.optimizers.frozen_update import FrozenUpdate
+from torch_compat.step.optimizers.frozen_update import FrozenInit, FrozenUpdate
 from torch_compat.step.optimizers.inline import InlineOptimizer, members_of
 from torch_compat.step.optimizers.optax_optimizer import OptaxOptimizer, OptaxProgram
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
@@ -135,6 +135,10 @@ class FunctionalOptimizer:
         Gives a dict of parameter name → dict of arrays, named, shaped and typed as torch's (``exp_avg``, …).
         """
         return self._program.init(params)
+
+    def frozen_init(self) -> FrozenInit | None:
+        """:meth:`init` as it is now, without the optimizer; None where it needs it."""
+        return self._program.frozen_init() if isinstance(self._program, TableOptimizer) else None
 
     def hyper(self) -> np.ndarray:
         """Every numeric group option as it is now: float32[n] (float64 where a parameter is), an input of the program.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Container, Hashable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from torch_compat.step.optimizers.frozen_update import FrozenGroup, FrozenUpdate, Gradients, OptimizerState, Params
+from torch_compat.step.optimizers.frozen_update import FrozenGroup, FrozenInit, FrozenUpdate, Gradients, OptimizerState, Params
 from torch_compat.step.optimizers.param_group import GroupReader
 from torch_compat.step.optimizers.state import exported, make_state, place_state, place_unread, scalars_on_host
 from xlatrain.step.optimizers import RULES
@@ -42,9 +43,12 @@ class TableOptimizer:
         self._read()
 
     def init(self, params: Params) -> OptimizerState:
+        return self.frozen_init()(params)
+
+    def frozen_init(self) -> FrozenInit:
+        """:meth:`init` as it is now, without the optimizer."""
         self._read()
-        trained = {name for reader in self._readers for param, name in reader.members() if param.requires_grad}
-        return self._initial(params, trained & params.keys())
+        return self._initial({name for reader in self._readers for param, name in reader.members() if param.requires_grad})
 
     def hyper(self) -> np.ndarray:
         groups = self.optimizer.param_groups
@@ -73,11 +77,12 @@ class TableOptimizer:
     def frozen(self) -> FrozenUpdate:
         """:meth:`update` as it is now, without the optimizer."""
         self._read()
-        return FrozenUpdate(
-            tuple(
-                FrozenGroup(reader.rule, reader.names, len(reader.numbers), reader.rule.initial(group))
-                for reader, group in zip(self._readers, self.optimizer.param_groups, strict=True)
-            )
+        return FrozenUpdate(self._groups())
+
+    def _groups(self) -> tuple[FrozenGroup, ...]:
+        return tuple(
+            FrozenGroup(reader.rule, reader.names, len(reader.numbers), reader.rule.initial(group))
+            for reader, group in zip(self._readers, self.optimizer.param_groups, strict=True)
         )
 
     def stackable(self, paths: Iterable[str], opt_state: OptimizerState) -> bool:
@@ -99,16 +104,13 @@ class TableOptimizer:
                     state[name] = self._imported(reader.rule, group, name, saved, params[name])
                 elif param.requires_grad:
                     fresh.add(name)
-        born = make_state(lambda params: self._initial(params, fresh), {name: params[name] for name in fresh})
+        born = make_state(self._initial(fresh), {name: params[name] for name in fresh})
         return {**place_unread(state), **born}
 
-    def _initial(self, params: Params, wanted: Container[str]) -> OptimizerState:
-        state: OptimizerState = {}
-        for reader, group in zip(self._readers, self.optimizer.param_groups, strict=True):
-            for name in reader.names:
-                if name in wanted:
-                    state[name] = reader.rule.init(params[name], group)
-        return state
+    def _initial(self, wanted: Container[str]) -> FrozenInit:
+        """The states of the parameters that are wanted."""
+        groups = [replace(group, names=tuple(name for name in group.names if name in wanted)) for group in self._groups()]
+        return FrozenInit(tuple(groups))
 
     def _imported(self, rule: UpdateRule, group: Any, name: str, saved: Mapping[str, Any], param: jax.Array) -> State:
         """The arrays for torch's state of one parameter, in the shapes and dtypes that the update rule uses.
