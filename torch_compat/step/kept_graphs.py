@@ -143,10 +143,10 @@ class RunGraphs:
             self._graphs.move_to_end(key)
             return found
         known = None if by_identity else OF_ALL.get(key)
-        found = None if known is None else known.of_others(outside)
-        if found is not None:
-            _put(OF_ALL, key, known, _ANY_MODULE_S)
-            _put(self._graphs, key, found, _GRAPHS)
+        if known is None or (found := known.of_others(outside)) is None:
+            return None
+        _put(OF_ALL, key, known, _ANY_MODULE_S)
+        _put(self._graphs, key, found, _GRAPHS)
         return found
 
     def keep(

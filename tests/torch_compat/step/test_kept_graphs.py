@@ -205,7 +205,7 @@ class Compiled:
         self.count = 0
         jax.monitoring.register_event_duration_secs_listener(self)
 
-    def __call__(self, event: str, duration: float, **_: Any) -> None:
+    def __call__(self, event: str, duration_secs: float, **_: Any) -> None:
         self.count += event == "/jax/core/compile/backend_compile_duration"
 
 
