@@ -6,7 +6,7 @@ import contextlib
 import functools
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,10 +184,7 @@ class Recording:
         if isinstance(value, list | deque):
             known.add(id(value))
             self._seen.append(_Seen(place, value, list(value)))
-            last = len(value) - 1
-            for index, item in enumerate(value if last < policy.MOST else ()):
-                if not isinstance(item, _NOTHING_INSIDE):
-                    self._see(place.then("item", -1 if index == last else index), item, known, depth + 1)
+            self._see_entries(place, value, known, depth)
         elif isinstance(value, dict):
             known.add(id(value))
             self._seen.append(_Seen(place, value, dict(value)))
@@ -198,9 +195,7 @@ class Recording:
             known.add(id(value))
             self._seen.append(_Seen(place, value, set(value)))
         elif isinstance(value, tuple):
-            for index, item in enumerate(value[: policy.FEW]):
-                if not isinstance(item, _NOTHING_INSIDE):
-                    self._see(place.then("item", index), item, known, depth + 1)
+            self._see_entries(place, value, known, depth)
         elif isinstance(value, np.ndarray):
             if value.nbytes <= policy.BYTES_OF_STATE:
                 self._arrays.append((place, value, value.copy()))
@@ -212,6 +207,12 @@ class Recording:
         elif type(value).__module__.partition(".")[0] in self._packages and attributes_of(value) is not None:
             self._of_library.add(place)
             self._see_object(place, value, known, depth)
+
+    def _see_entries(self, place: ObjectPath, value: Sequence[Any], known: set[int], depth: int) -> None:
+        last = -1 if isinstance(value, tuple) else len(value) - 1  # which in a list may be another once it is longer
+        for index, item in enumerate(value if len(value) <= policy.MOST else ()):
+            if not isinstance(item, _NOTHING_INSIDE):
+                self._see(place.then("item", -1 if index == last else index), item, known, depth + 1)
 
     def _see_object(self, place: ObjectPath, value: Any, known: set[int], depth: int) -> None:
         known.add(id(value))
