@@ -32,11 +32,10 @@ def training_program(
 def updating_program(step: CapturedStep, batch: PlacedBatch, update: UpdateOptimizer, builder: StepBuilder) -> Callable[..., Any]:
     """The program of a training step that runs its optimizers itself, see :meth:`StepBuilder.updating`."""
     function = step.updating_function(update, mesh=builder.mesh)
-    rows, split = batch.form.rows, batch.form.split
+    cut = _cutting(batch)
 
     def on_real_rows(state: TrainState, arrays: Any, key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:
-        real = [rows.cut(x) if cut and rows.is_padded else x for x, cut in zip(arrays, split, strict=True)]
-        return function(state, real, key, scalars, hypers)
+        return function(state, cut(arrays), key, scalars, hypers)
 
     return builder.updating(in_matmul_precision(on_real_rows))
 
@@ -92,15 +91,20 @@ def evaluation_program(
 
 def _on_real_rows(gradients: GradientFunction, batch: PlacedBatch) -> GradientFunction:
     """``gradients`` of a padded batch: the padding is cut off first."""
-    rows, split = batch.form.rows, batch.form.split
-    if not rows.is_padded:
-        return gradients
+    cut = _cutting(batch)
 
     def on_real_rows(params: Any, buffers: Any, arrays: Any, key: jax.Array, scalars: Any) -> GradientOutput:
-        real = [rows.cut(x) if cut else x for x, cut in zip(arrays, split, strict=True)]
-        return gradients(params, buffers, real, key, scalars)
+        return gradients(params, buffers, cut(arrays), key, scalars)
 
     return on_real_rows
+
+
+def _cutting(batch: PlacedBatch) -> Callable[[Any], Any]:
+    """Cuts the padding off the arrays of a batch; where it has none they may be more, those of a bucket of sizes."""
+    rows, split = batch.form.rows, batch.form.split
+    if not rows.is_padded:
+        return lambda arrays: arrays
+    return lambda arrays: [rows.cut(one) if is_split else one for one, is_split in zip(arrays, split, strict=True)]
 
 
 def in_matmul_precision(function: Callable[..., Any]) -> Callable[..., Any]:

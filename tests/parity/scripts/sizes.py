@@ -125,13 +125,34 @@ class Sequences(Step):
         return F.cross_entropy(scores.reshape(-1, 12), y.reshape(-1), ignore_index=0), scores
 
 
-@case
-def sequences(run: Run) -> None:
+def fit_sequences(run: Run, model: Sequences) -> None:
     made = generator()
     longest = (9, 14, 7, 21, 24, 11)
     lengths = [longest[index // GLOBAL_BATCH] - index % 4 for index in range(STEPS * GLOBAL_BATCH)]
     samples = [torch.randint(1, 12, (length,), generator=made) for length in lengths]
-    fit(run, Sequences(), samples, lambda rows: pad_sequence(rows, batch_first=True))
+    fit(run, model, samples, lambda rows: pad_sequence(rows, batch_first=True))
+
+
+@case
+def sequences(run: Run) -> None:
+    fit_sequences(run, Sequences())
+
+
+@case
+def sequences_by_hand(run: Run) -> None:
+    class ByHand(Sequences):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            optimizer, loss = self.optimizers(), super().training_step(batch, batch_idx)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            return loss
+
+    fit_sequences(run, ByHand())
 
 
 if __name__ == "__main__":
