@@ -50,6 +50,7 @@ CASES_ABOUT_THE_HOST = {
         *("early_stopping_without_its_metric", "checkpoints_best_by_maximum", "checkpoints_of_every_epoch"),
         *("checkpoints_every_three_steps", "checkpoints_with_equal_names", "checkpoints_by_default"),
         *("checkpoint_without_its_metric", "counters_under_stocks_names", "counters_of_manual_optimization"),
+        "steps_estimated_in_a_validation_step",
         "accumulation_that_hooks_set",
         *("scheduler_in_two_lists", "scheduler_config_in_a_list", "scheduler_in_a_dict", "scheduler_config_in_a_dict"),
         *("optimizer_in_a_list", "plateau_of_the_training_loss_by_step", "plateau_without_its_metric"),

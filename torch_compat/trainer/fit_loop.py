@@ -12,6 +12,7 @@ from torch_compat.checkpoint import stock_loops
 from torch_compat.run import hook_calls as call
 from torch_compat.run import profiling
 from torch_compat.run.states import RunningStage
+from torch_compat.step.capture.outside import OutsideFirstError
 from torch_compat.trainer import counters, memory_snapshots
 from torch_compat.trainer.announcement import announce, warn_of_eval_mode
 from torch_compat.trainer.before_validation import BeforeValidation
@@ -414,6 +415,8 @@ class FitLoop(Loop):
         if self.max_epochs != -1 and self._trainer._module is None:  # nothing to ask for a loader
             return self.max_steps
         if self.max_epochs != -1 and self.source.combined is None:
+            if self._trainer.executor.tracer is not None:
+                raise OutsideFirstError(self.stepping_batches)
             rank_zero_info("Loading `train_dataloader` to estimate number of stepping batches.")
             self.data.setup()
         return self.limits.stepping_batches()

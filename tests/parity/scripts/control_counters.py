@@ -95,3 +95,16 @@ def accumulation_that_hooks_set(run: Run) -> None:
         model = Regression()
         trainer = run.trainer(max_epochs=2, val_check_interval=1, limit_val_batches=1, callbacks=[Accumulating(hook)])
         run.fit(model, trainer, run.loader(*regression_data(112)), run.loader(*regression_data(32, 1)))
+
+
+@case
+def steps_estimated_in_a_validation_step(run: Run) -> None:
+    """The first to ask loads the training loader: here the sanity check."""
+
+    class Asking(Regression):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("estimated", float(self.trainer.estimated_stepping_batches))
+            super().validation_step(batch, batch_idx)
+
+    trainer = run.trainer(max_epochs=2, num_sanity_val_steps=1)
+    run.fit(Asking(), trainer, run.loader(*regression_data(48), shuffle=True), run.loader(*regression_data(32, 1)))

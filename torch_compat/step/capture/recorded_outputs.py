@@ -7,23 +7,13 @@ they are installed before it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+from torch_compat.step.capture.outside import OutsideFirstError
 from xlatrain.bridge.patches import patched
-
-
-class HooksWantedError(BaseException):
-    """A step asks for the outputs of a model that has no hooks to record them yet."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self._model = model
-
-    def install(self) -> None:
-        """Install them, where no step is captured."""
-        sys.modules["transformers.utils.output_capturing"].maybe_install_capturing_hooks(self._model)
 
 
 @contextlib.contextmanager
@@ -31,12 +21,12 @@ def no_hooks_installed() -> Iterator[None]:
     """In the block a model that would get hooks raises.
 
     Raises:
-        HooksWantedError: for the first.
+        OutsideFirstError: for the first; it installs them.
     """
     library: Any = sys.modules.get("transformers.utils.output_capturing")
 
     def install(model: Any, prefix: str | None = None) -> None:
-        raise HooksWantedError(model)
+        raise OutsideFirstError(functools.partial(library.maybe_install_capturing_hooks, model))
 
     with patched([] if library is None else [(library, "install_all_output_capturing_hooks", install)]):
         yield

@@ -18,7 +18,8 @@ import torch
 from torch_compat.core.toggling import noting_toggled
 from torch_compat.step.capture.cached_program import CachedProgram
 from torch_compat.step.capture.captured_step import CapturedStep
-from torch_compat.step.capture.recorded_outputs import HooksWantedError, no_hooks_installed
+from torch_compat.step.capture.outside import OutsideFirstError
+from torch_compat.step.capture.recorded_outputs import no_hooks_installed
 from torch_compat.step.capture.step_capture import StepInputs, StepSpec, Way, run_step
 from torch_compat.step.capture.step_run import Difference, StepRun, graph_of
 from torch_compat.step.effects.effects import Effects, forgotten, root_name
@@ -225,7 +226,7 @@ class CaptureSession:
             forget_toggled = noting_toggled(self._module)
             try:  # ContextVars stay as they are
                 return contextvars.copy_context().run(self._run_once, attempt, spec, use, needs_graph)
-            except (Exception, MetricsImportedError, HooksWantedError, ArraysWantedError) as caught:
+            except (Exception, MetricsImportedError, OutsideFirstError, ArraysWantedError) as caught:
                 error = caught
             again, retry = next(((one, retry) for retry in retries if (one := retry.make(self, attempt, error))), (None, None))
             if retry is None or not retry.mends:
@@ -306,10 +307,10 @@ class CaptureSession:
         importlib.import_module("torchmetrics")  # here, where its tensors are no fake ones
         return attempt
 
-    def _with_hooks_installed(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
-        if not isinstance(error, HooksWantedError):
+    def _with_that_done_outside(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
+        if not isinstance(error, OutsideFirstError):
             return None
-        error.install()
+        error.do()
         return attempt
 
     def _with_arrays(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
@@ -359,7 +360,7 @@ class _Retry:
 _MENDING = (
     _Retry("as it runs, since its ops cannot be recorded", CaptureSession._as_it_runs, mends=True),
     _Retry("with torchmetrics imported", CaptureSession._with_torchmetrics, mends=True),
-    _Retry("with hooks that record a model's outputs", CaptureSession._with_hooks_installed, mends=True),
+    _Retry("with what it needs done outside of captures", CaptureSession._with_that_done_outside, mends=True),
     _Retry("with the arrays that it draws as inputs", CaptureSession._with_arrays, mends=True),
     _Retry("with what it changes outside of the module followed", CaptureSession._with_changes_followed, mends=True),
 )
