@@ -24,7 +24,7 @@ from xlatrain.bridge.capture.capture import Capture
 from xlatrain.bridge.tensors.constants import SMALL, BakedTensor, bytes_of
 
 _GRAPHS = 64  # of a module; those that were used last
-_ANY_MODULE_S = 16  # graphs that any module may take; they outlive theirs
+_ANY_MODULE_S = 8  # graphs that any module may take; they outlive theirs, with some 5 MiB for each program
 _PROGRAMS = 8  # of a graph, and steps whose audits are known
 
 Program = Callable[..., Any]
