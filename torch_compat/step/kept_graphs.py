@@ -61,7 +61,7 @@ class KeptGraph:
         have all of their values, or the graph has tensors from outside in another way.
         """
         before, capture = [one.tensor for one in self._outside], self.capture
-        if len(before) != len(outside) or not all(map(_is_small, (*before, *outside))):
+        if len(before) != len(outside) or not all(map(_is_told, (*before, *outside))):
             return None
         now = {id(old): new for old, new in zip(before, outside, strict=True)}
         memory = {one.untyped_storage()._cdata for one in before}
@@ -168,9 +168,11 @@ class RunGraphs:
         return kept
 
 
-def _is_small(tensor: torch.Tensor) -> bool:
-    """Whether the digest has all values of a tensor from outside, which may be kept with the memory behind it."""
-    return bytes_of(tensor) is not None and tensor.untyped_storage().nbytes() <= SMALL
+def _is_told(tensor: torch.Tensor) -> bool:
+    """Whether the digest has all that ops can see of a tensor from outside: its values, which are all that is in its memory, in
+    order, since ``as_strided`` sees what is beside them."""
+    whole = bytes_of(tensor) is not None and tensor.is_contiguous() and not tensor.storage_offset()
+    return whole and tensor.untyped_storage().nbytes() == tensor.nbytes <= SMALL and not (tensor.is_conj() or tensor.is_neg())
 
 
 def _put(graphs: _Graphs, key: Hashable, graph: KeptGraph, most: int) -> None:

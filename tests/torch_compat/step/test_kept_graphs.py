@@ -288,6 +288,21 @@ def test_another_module_that_does_something_else_has_its_own_programs(change: Ca
     torch.testing.assert_close(found[0][0], expected)
 
 
+@pytest.mark.parametrize(
+    "offset", [torch.tensor([[1.0, 3.0], [2.0, 4.0]]).t(), torch.tensor([9.0, 1.0, 2.0, 3.0, 4.0])[1:].view(2, 2)]
+)
+def test_tensors_of_equal_values_may_lie_otherwise_in_memory(offset: Tensor) -> None:
+    class Strided(Net):
+        def predict_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            return self.offset.as_strided((3,), (1,), 0) + batch[0].new_zeros(3)
+
+    first, second, run = Strided(), Strided(), trainer()
+    first.offset, second.offset = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), offset
+    for net in (first, second):
+        found: Any = run.predict(net, data())
+        assert found[0].tolist() == net.offset.as_strided((3,), (1,), 0).tolist()
+
+
 def test_modules_of_another_class_have_the_programs_of_the_same_ops() -> None:
     class Again(Net):
         pass
