@@ -238,6 +238,29 @@ def counted_in_python(run: Run) -> None:
 
 
 @case
+def numbers_that_come_and_go(run: Run) -> None:
+    """The step deletes and sets an attribute in turns; a hook makes another."""
+
+    class Turning(Regression):
+        flag: int
+        epochs: int
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch)
+            if hasattr(self, "flag"):
+                del self.flag
+                loss = loss * 0.5
+            else:
+                self.flag = 1
+            return loss * (1 + 0.1 * getattr(self, "epochs", 0))
+
+        def on_train_epoch_end(self) -> None:
+            self.epochs = getattr(self, "epochs", 0) + 1
+
+    fit(run, Turning(), n=80, max_epochs=4)
+
+
+@case
 def counters_kept(run: Run) -> None:
     class Keeping(Regression):
         def __init__(self) -> None:

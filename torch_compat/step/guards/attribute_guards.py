@@ -71,7 +71,8 @@ class AttributeGuards:
         self._changes = 0
         self._inputs: dict[str, dict[Where, str]] = {}
         self._exact: dict[str, set[Where]] = {}
-        self._free: dict[Where, type] = {}  # inputs of every step that reads them: another value of the type changes no key
+        # Inputs of every step that reads them: another value of the type changes no key. None while it is no number.
+        self._free: dict[Where, type | None] = {}
         self._tracer: ScalarTracer | None = None
         self._draws: DrawRecorder | None = None
 
@@ -127,9 +128,18 @@ class AttributeGuards:
             self._written_in_capture.add((path, name))
             if name != "training" and (path, name) not in self._reads_in_capture:
                 note_written(module, name)  # an attribute that the step has read is guarded by its value
-        elif self._free.get((path, name)) is not type(module.__dict__[name]):
-            self._assigned.add((path, name))
-            self._changes += 1
+        else:
+            self._note_set((path, name))
+
+    def _note_set(self, where: Where) -> None:
+        """An attribute was set or deleted: another key, unless it is an input and still a number of the same type."""
+        kind = type(self._value(where))
+        if self._free.get(where) is kind:
+            return
+        if where in self._free:
+            self._free[where] = kind if kind in _NUMBERS else None
+        self._assigned.add(where)
+        self._changes += 1
 
     def rescan(self) -> None:
         """Find what was changed in a dict of modules or of hooks."""
@@ -279,7 +289,7 @@ class AttributeGuards:
         self._changes += 1
         reading = {where: [step for step, reads in self._reads.items() if where in reads] for where in self._all_inputs()}
         self._free = {
-            where: type(self._value(where))
+            where: kind if (kind := type(self._value(where))) in _NUMBERS else None
             for where, steps in reading.items()
             if all(where in self._inputs.get(step, ()) for step in steps)
         }
@@ -324,11 +334,8 @@ class AttributeGuards:
     def note_replayed(self, where: Collection[Where]) -> None:
         """A step's side effects on these attributes were carried out."""
         for one in where:
-            if one in self._free and type(self._value(one)) is self._free[one]:
-                continue
             if any(one in reads for reads in self._reads.values()):
-                self._assigned.add(one)
-                self._changes += 1
+                self._note_set(one)
 
     def key(self, step: str) -> int:
         """The number of the present values of all that ``step`` reads and the host may have changed during the run."""
