@@ -130,7 +130,17 @@ def cut(stack: jax.Array, index: int) -> jax.Array:
     sharding = _of_member(stack) if isinstance(stack.sharding, NamedSharding) else None
     if not stack.is_fully_addressable and not _is_by_stage(stack.sharding):
         return _on_own_shards(lambda shard: _cut(shard, np.int32(index), None), (stack,), stack.shape[1:], sharding)
-    return _cut(stack, np.int32(index), sharding)
+    return _in_turn(_cut(stack, np.int32(index), sharding), stack.sharding)
+
+
+def _in_turn(array: jax.Array, of_stack: Any) -> jax.Array:
+    """``array``, which was cut out of a stack of that sharding or is it; waited for where it went between CPU devices.
+
+    XLA:CPU has 32 programs in flight. The launch of another holds a thread, and where all are held, those before never meet in
+    their collectives: XLA aborts the process after 40 s.
+    """
+    sends = _is_by_stage(of_stack) and next(iter(of_stack.device_set)).platform == "cpu"
+    return array.block_until_ready() if sends else array
 
 
 def _on_own_shards(
@@ -206,7 +216,7 @@ def _consume(*arrays: jax.Array) -> jax.Array:
     if len(arrays) * first.nbytes <= _SMALL and _on_one_cpu(first.sharding):
         stack = jax.device_put(np.stack([np.asarray(array) for array in arrays]), sharding if first.committed else None)
     elif first.is_fully_addressable or _is_by_stage(sharding):
-        stack = _stack(arrays, sharding)
+        stack = _in_turn(_stack(arrays, sharding), sharding)
     else:
         stack = _on_own_shards(lambda *shards: _stack(shards, None), arrays, (len(arrays), *first.shape), sharding)
     for array in arrays:
