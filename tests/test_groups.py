@@ -46,6 +46,38 @@ def test_a_file_stays_in_one_worker_and_slow_ones_come_last(tmp_path: Path) -> N
     assert worker["b"] != worker["c"]  # the first to start, since neither holds a slow test
 
 
+def test_the_other_groups_run_after_a_worker_has_crashed(tmp_path: Path) -> None:
+    """Late, when it has finished groups: they were given out again, and the workers waited for ever."""
+    for name in "abcdefghijkl":
+        (tmp_path / f"test_{name}.py").write_text(FILE.format(mark="", count=3))
+    (tmp_path / "test_k.py").write_text("import os\n\ndef test_last():\n    os.abort()\n\ndef test_after(): ...\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-p",
+        "tests.groups",
+        "-n",
+        "2",
+        "--dist",
+        "loadgroup",
+        "--max-worker-restart=1",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "test_k.py::test_last" in done.stdout
+    assert len(set(re.findall(r"PASSED (test_\w\.py::test_\w+(?:\[\d\])?)", done.stdout))) == 11 * 4, done.stdout
+
+
 @pytest.mark.parametrize(
     ("nodeid", "group"),
     [
