@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import time
 import types
+import weakref
 from collections import deque
 from typing import Any
 
@@ -225,3 +227,18 @@ class Kept:
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+def test_a_recording_that_is_done_holds_nothing_until_garbage_is_collected() -> None:
+    """What hooks drop is gone for weak references that steps ask."""
+    holder = Holder()
+    with EffectRecorder({"self": holder}).recording() as recording:
+        pass
+    recording.with_objects({"loss": torch.zeros(()), "all": [1, 2]})
+    gone = weakref.ref(recording)
+    gc.disable()
+    try:
+        del recording
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -388,14 +388,17 @@ class Recording:
 
     def with_objects(self, tree: Any) -> Any:
         """``tree``, which outlives the capture, with slots for containers that were there before: a copy would be another one."""
-        return pytree.tree_map(self._slot_of, tree, is_leaf=lambda one: is_size(one) or self._is_there(one))
+        there = self.there_before
 
-    def _is_there(self, value: Any) -> bool:
-        return isinstance(value, list | dict | deque | set) and id(value) in self.there_before
+        def is_there(one: Any) -> bool:
+            # torch's flatten leaves a cycle that holds this function: with the recording in it, objects that the user
+            # drops would be there until garbage is collected, and the user's weak references say so
+            return isinstance(one, list | dict | deque | set) and id(one) in there
+
+        leaves, structure = pytree.tree_flatten(tree, is_leaf=lambda one: is_size(one) or is_there(one))
+        return pytree.tree_unflatten([self._slot_of(leaf) if is_there(leaf) else leaf for leaf in leaves], structure)
 
     def _slot_of(self, value: Any) -> Any:
-        if not self._is_there(value):
-            return value
         place = next((seen.place for seen in self._seen if seen.holder is value), None)
         if place is None:
             return value
