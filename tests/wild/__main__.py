@@ -1,15 +1,15 @@
 """Programs of libraries from the package registry, under stock Lightning and here: ``python tests/wild [NAME …]``.
 
 Each program of ``programs/`` is run by this Python: as it is, by ``python -m torch_compat``, and if its batches can be split
-(``recorder.fit``) by that on eight devices, too. Losses, metrics and weights are compared, and the table of ``docs/wild.md`` is
-written. Needs ``requirements.txt`` (``make test-wild`` makes an
-environment of its own). Ends with status 1 where a program crashes here that does not under stock, or gives other numbers.
+(``recorder.fit``) by that on eight devices, too. Losses, metrics and weights are compared, and the program's row of
+``docs/wild.md`` is written as soon as it is known; the rows of other programs stay. Needs ``requirements.txt``
+(``make test-wild`` makes an environment of its own). Ends with status 1 where a program crashes here that does not under stock,
+or gives other numbers.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import os
@@ -20,10 +20,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+from page import OTHER_NUMBERS, rows_of, with_rows
 from torchvision_stubs import write_stubs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,9 +176,10 @@ class Row:
             _shown(self.against_stock(one), double) for one, double in zip((self.ours, self.eight), self.doubles(), strict=True)
         ]
         stock = "ran" if self.stock.status == 0 else "crashed"
+        here = ran(self.ours) + (f", {OTHER_NUMBERS}" if self.fails and self.ours.status == 0 else "")
         times = f"{self.stock.seconds:.0f} / {self.ours.seconds:.0f}"
         eight = "" if self.eight is None else f"{ran(self.eight)}, {shown[1]}"
-        return [self.name, stock, ran(self.ours), shown[0], eight, times, reason(self.ours)]
+        return [self.name, str(date.today()), stock, here, shown[0], eight, times, reason(self.ours)]
 
 
 def _between(stock: Run, other: Run | None, parts: Sequence[str] = ("metrics", "weights")) -> float:
@@ -202,77 +204,26 @@ def row_of(program: Path, *, on_eight: bool) -> Row:
     return row
 
 
-def kept_rows(file: Path | None) -> dict[str, Row]:
-    """The lines of an earlier call."""
-    if file is None or not file.exists():
-        return {}
-    found = json.loads(file.read_text())
-    return {name: _kept(name, one) for name, one in found.items() if (PROGRAMS / f"{name}.py").exists()}
-
-
-def _kept(name: str, found: Mapping[str, Any]) -> Row:
-    def again(one: Mapping[str, Any] | None) -> Run | None:
-        return None if one is None else Run(**one)
-
-    in_double = [again(one) for one in found.get("in_double", ())]
-    return Row(name, Run(**found["stock"]), Run(**found["ours"]), again(found["eight"]), in_double)
-
-
-def page(rows: Sequence[Row]) -> str:
-    """The table as Markdown."""
-    libraries = [
-        line.split("==")[0].split("[")[0] for line in (Path(__file__).parent / "requirements.txt").read_text().splitlines()
-    ]
-    head = ["program", "stock", "here", "difference", "on 8 devices", "s, stock / here", "why not compiled"]
-    went = [row for row in rows if row.stock.status == 0]
-    missing = sorted({one.stem for one in PROGRAMS.glob("*.py")} - {row.name for row in rows} - {"recorder"})
-    compiled = sum(ran(row.ours) == "compiled" for row in went)
-    lines = [
-        "# Programs of other people",
-        "",
-        "Models of libraries from the package registry, the same script under stock Lightning and under",
-        "`python -m torch_compat`, on one CPU device; where batches can be split also on eight, each with an eighth.",
-        "The difference is the greatest relative one of all losses, metrics and mean sizes of weights; where it is above",
-        f"{TOLERANCE:.0e}, also that of the same runs in double precision, which decides on weights that rounding alone moves (a",
-        "bias before a batch norm has the gradient 0, and Adam makes whole steps of its rounding). By `make test-wild`,",
-        "with " + ", ".join(filter(None, map(_versioned, libraries))) + ".",
-        "",
-        f"Of {len(went)} programs that run under stock {compiled} compile, and {sum(row.fails for row in went)} crash or give "
-        "other numbers." + (f" Not measured here: {', '.join(missing)}." if missing else ""),
-        "",
-        f"| {' | '.join(head)} |",
-        f"|{'---|' * len(head)}",
-        *(f"| {' | '.join(row.cells())} |" for row in rows),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _versioned(library: str) -> str:
-    try:
-        return f"{library} {version(library)}" if library and not library.startswith("#") else ""
-    except PackageNotFoundError:
-        return ""
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/wild", description=__doc__)
     parser.add_argument("names", nargs="*", help="programs; default: all")
-    parser.add_argument(
-        "--keep", type=Path, help="a file for what was measured: programs that are not run have their lines from it"
-    )
+    parser.add_argument("--missing", action="store_true", help="those alone that have no row yet: what a run that was cut left")
     parser.add_argument("--one-device", action="store_true", help="leave the runs on eight devices out")
     given = parser.parse_args()
-    rows = kept_rows(given.keep)
-    for program in sorted(PROGRAMS.glob("*.py")):
-        if program.stem == "recorder" or (given.names and program.stem not in given.names):
+    programs = {one.stem: one for one in sorted(PROGRAMS.glob("*.py")) if one.stem != "recorder"}
+    if unknown := set(given.names) - programs.keys():
+        parser.error(f"no program {', '.join(sorted(unknown))}; there are {', '.join(programs)}")
+    there = rows_of(PAGE.read_text()) if given.missing else {}
+    failed = False
+    for name, program in programs.items():
+        if (given.names and name not in given.names) or name in there:
             continue
-        rows[program.stem] = row = row_of(program, on_eight=not given.one_device)
+        row = row_of(program, on_eight=not given.one_device)
+        failed |= row.fails
         print(" | ".join(row.cells()), flush=True)
-        if given.keep is not None:
-            given.keep.write_text(json.dumps({name: dataclasses.asdict(one) for name, one in rows.items()}))
-    if given.keep is not None or not given.names:
-        PAGE.write_text(page([rows[name] for name in sorted(rows)]))
-    return int(any(row.fails for row in rows.values()))
+        page = PAGE.read_text()  # another call may have written rows
+        PAGE.write_text(with_rows(page, {**rows_of(page), name: row.cells()}, programs.keys()))
+    return int(failed)
 
 
 if __name__ == "__main__":
