@@ -172,14 +172,19 @@ class Row:
         return self.stock.status == 0 and not all(one is None or self.same(one, double) for one, double in runs)
 
     def cells(self) -> list[str]:
-        shown = [
-            _shown(self.against_stock(one), double) for one, double in zip((self.ours, self.eight), self.doubles(), strict=True)
-        ]
+        runs = list(zip((self.ours, self.eight), self.doubles(), strict=True))
+        here, eight = ("" if one is None else self._went(one, double) for one, double in runs)
+        shown = [_shown(self.against_stock(one), double) for one, double in runs]
         stock = "ran" if self.stock.status == 0 else "crashed"
-        here = ran(self.ours) + (f", {OTHER_NUMBERS}" if self.fails and self.ours.status == 0 else "")
         times = f"{self.stock.seconds:.0f} / {self.ours.seconds:.0f}"
-        eight = "" if self.eight is None else f"{ran(self.eight)}, {shown[1]}"
-        return [self.name, str(date.today()), stock, here, shown[0], eight, times, reason(self.ours)]
+        return [
+            self.name, str(date.today()), stock, here, shown[0], eight and f"{eight}, {shown[1]}", times, reason(self.ours),
+        ]  # fmt: skip
+
+    def _went(self, one: Run, in_double: float) -> str:
+        """How a run here went, and whether its numbers are others than stock's."""
+        others = self.stock.status == 0 == one.status and not self.same(one, in_double)
+        return ran(one) + (f", {OTHER_NUMBERS}" if others else "")
 
 
 def _between(stock: Run, other: Run | None, parts: Sequence[str] = ("metrics", "weights")) -> float:
