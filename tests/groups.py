@@ -11,7 +11,6 @@ import re
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 # The longest of the groups that hold a slow test, longest first: started before the others of these, so that no worker is left
 # alone with one at the end. A name that is missing here costs time only.
@@ -64,16 +63,6 @@ class GroupScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
-
-    def remove_node(self, node: WorkerController) -> str | None:
-        """Hand back what a worker that crashed had left, and not the groups that it had finished, as xdist's own does.
-
-        A finished group has no test to give, and a worker runs its last one only when it knows of another: all would wait.
-        """
-        work = self.assigned_work[node]
-        for group in [group for group, tests in work.items() if all(tests.values())]:
-            del work[group]
-        return super().remove_node(node)
 
 
 def group_of(nodeid: str) -> str:

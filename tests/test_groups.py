@@ -24,34 +24,26 @@ def test_last(): ...
 """
 
 
-def run_in(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """The tests of a folder, in two workers."""
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow")
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.groups", "-n", "2", "--dist", "loadgroup", *options]
-    own = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=300, check=False)
-
-
 def test_a_file_stays_in_one_worker_and_slow_ones_come_last(tmp_path: Path) -> None:
     for name, mark, count in (("a", "@pytest.mark.slow", 9), ("b", "", 6), ("c", "", 6)):
         (tmp_path / f"test_{name}.py").write_text(FILE.format(mark=mark, count=count))
-    done = run_in(tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow")
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.groups", "-n", "2", "--dist", "loadgroup"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     ran = re.findall(r"\[(gw\d)\] .*PASSED test_(.)\.py", done.stdout)
     assert len(ran) == 24
     worker = {name: gw for gw, name in ran}
     assert set(ran) == {(gw, name) for name, gw in worker.items()}
     assert worker["b"] != worker["c"]  # the first to start, since neither holds a slow test
-
-
-def test_the_other_groups_run_after_a_worker_has_crashed(tmp_path: Path) -> None:
-    """Late, when it has finished groups: they were given out again, and the workers waited for ever."""
-    for name in "abcdefghijkl":
-        (tmp_path / f"test_{name}.py").write_text(FILE.format(mark="", count=3))
-    (tmp_path / "test_k.py").write_text("import os\n\ndef test_last():\n    os.abort()\n\ndef test_after(): ...\n")
-    done = run_in(tmp_path, "--max-worker-restart=1")
-    assert "test_k.py::test_last" in done.stdout
-    assert len(set(re.findall(r"PASSED (test_\w\.py::test_\w+(?:\[\d\])?)", done.stdout))) == 11 * 4, done.stdout
 
 
 @pytest.mark.parametrize(
