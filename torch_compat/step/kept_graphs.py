@@ -185,7 +185,8 @@ def _put(graphs: _Graphs, key: Hashable, graph: KeptGraph, most: int) -> None:
 def settings() -> Hashable:
     """The settings of the process by which equal ops may become another graph, or another program."""
     flags = (torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(), torch.get_float32_matmul_precision())
-    return (*flags, *((name, value) for name, value in sorted(os.environ.items()) if name.startswith(("XLATRAIN_", "XLA_"))))
+    names = sorted(name for name in os.environ if name.startswith(("XLATRAIN_", "XLA_")))
+    return (*flags, *((name, os.environ.get(name)) for name in names))
 
 
 _OF_MODULES: dict[int, tuple[weakref.ref[torch.nn.Module], ModuleGraphs]] = {}  # a module may not be hashable, or equal others

@@ -22,7 +22,7 @@ from torch_compat.step.metrics.sync import OWN_ROWS
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.tensors.host import from_numpy
-from xlatrain.bridge.tensors.live import lazy_tensor, unread_lazy
+from xlatrain.bridge.tensors.live import lazy_tensor, read_lazy, unread_lazy
 from xlatrain.mesh.data import BatchLayout
 
 
@@ -101,6 +101,8 @@ class Filler:
         self.results: Sequence[Any] = ()  # of host calls
 
     def __call__(self, tree: Any) -> Any:
+        if isinstance(tree, SLOTS):
+            return self._value(tree)
         return pytree.tree_map_only(SLOTS, self._value, tree, is_leaf=is_size)
 
     def _value(self, slot: ValueSlot | ComputedSlot | ObjectSlot) -> Any:
@@ -127,7 +129,7 @@ class Filler:
 
     def read(self, index: int) -> None:
         """Bring the ``index``-th value to the host now."""
-        self._tensor(index).data_ptr()
+        read_lazy(self._tensor(index))
 
     def _tensor(self, index: int) -> torch.Tensor:
         """The ``index``-th value as a CPU tensor, read when it is used; on several processes this process's rows of it."""

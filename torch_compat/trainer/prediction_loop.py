@@ -17,7 +17,7 @@ from torch_compat.trainer.data.data_source import DataSource, read_ahead
 from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.progress import _ProcessedTracker, _Progress
 from torch_compat.utilities.rank_zero import WarningCache
-from xlatrain.bridge.tensors.live import unread_lazy
+from xlatrain.bridge.tensors.live import read_lazy
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer
@@ -172,7 +172,6 @@ def _on_host(result: Any) -> Any:
 
 
 def _outliving(tensor: torch.Tensor) -> torch.Tensor:
-    if unread_lazy(tensor) is not None:
-        tensor.data_ptr()  # it is an ordinary tensor as soon as it has its values
+    read_lazy(tensor)
     plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and not tensor.requires_grad
     return tensor if plain else tensor.detach().cpu().clone()

@@ -11,7 +11,7 @@ import contextlib
 import math
 import traceback
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -234,7 +234,7 @@ class _Live:
             if func == _T.requires_grad.__set__ or func is _T.requires_grad_:
                 args[0]._live[0].flags_changed += 1
         else:
-            given, (args, kwargs) = args, pytree.tree_map_only((_Live, LazyTensor), _ready, (tuple(args), kwargs))
+            given, args, kwargs = args, *_with_values(args, kwargs)
             attribute = getattr(func, "__self__", None)
             if type(attribute) is types.GetSetDescriptorType and args[0] is not given[0]:
                 return _attribute_of(args[0], attribute.__name__, *args[1:] if func.__name__ == "__set__" else ())
@@ -322,6 +322,20 @@ def _ready(tensor: Any) -> torch.Tensor:
     return tensor._live[0].stand_in(tensor) if isinstance(tensor, _Live) else tensor._with_values()
 
 
+_HOLD_NO_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device])
+
+
+def _with_values(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a torch function, with the live and lazy tensors in them as they are with their values."""
+    return tuple(map(_given, args)), {name: _given(value) for name, value in kwargs.items()}
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, (_Live, LazyTensor)):  # most are no trees, and a tree takes longer than the function
+        return _ready(value)
+    return value if type(value) in _HOLD_NO_TENSORS else pytree.tree_map_only((_Live, LazyTensor), _ready, value)
+
+
 _CLASSES: dict[type, type] = {}
 
 
@@ -344,7 +358,7 @@ class LazyTensor(torch.Tensor):
         if func is _T.to and _changes_nothing(args, kwargs):  # torch's optimizers do that to a loaded state
             return args[0]
         if func not in NEEDS_NO_VALUES:
-            args, kwargs = pytree.tree_map_only((_Live, LazyTensor), _ready, (tuple(args), kwargs))
+            args, kwargs = _with_values(args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
@@ -394,6 +408,12 @@ def _changes_nothing(args: Any, kwargs: Mapping[str, Any]) -> bool:
 def unread_lazy(tensor: Any) -> Callable[[], torch.Tensor] | None:
     """The function that a lazy tensor would call for its values, if nobody has needed them yet; None for any other tensor."""
     return tensor._fetch if type(tensor) is LazyTensor else None
+
+
+def read_lazy(tensor: torch.Tensor) -> None:
+    """Make a lazy tensor an ordinary one now; any other stays as it is."""
+    if type(tensor) is LazyTensor:
+        tensor._with_values()
 
 
 def lazy_tensor(shape: tuple[int, ...], dtype: torch.dtype, fetch: Callable[[], torch.Tensor]) -> torch.Tensor:
