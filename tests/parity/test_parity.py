@@ -270,7 +270,7 @@ EAGER_CASES = {
     "reads_the_gradients_of_the_step_before": "surroundings.py",
     "second_loader_by_hand": "self.unlabeled",
     "sparse_gradients_of_an_embedding": "nn.Embedding with sparse=True",
-    "a_buffer_grows_between_hooks": "self.grown",
+    "a_buffer_becomes_double_between_hooks": "self.grown",
     "a_buffer_grows_in_validation": "self.grown",
     "inside_the_closure_of_an_optimizer_step": "COUNTED",
     "inside_a_closure_while_gradients_accumulate": "COUNTED",

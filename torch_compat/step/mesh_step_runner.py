@@ -153,6 +153,7 @@ class MeshStepRunner:
                     continue
                 args = step.arguments(program)
                 self._make_room(program)
+                self.model.keep_shown(program.step.reshaped)
                 if not program.step.scalars.assumed:
                     new, outputs = variants.run(program, *args)
                     break
@@ -168,6 +169,7 @@ class MeshStepRunner:
             step.undo()
             raise
         step.take(program, new, outputs)
+        self.model.reshape(program.step.reshaped)
         for redo in program.step.redo:
             redo()
         outcome = self._outcome(step.name, program, step.batch, _true_values(step, program, outputs), host_values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -97,6 +97,7 @@ class ModelState:
         self._others: list[str] = []
         self._changes = changes()
         self._unlike: str | None = None  # why a tensor that was assigned cannot take its place
+        self.shapes_changed = 0  # how often a buffer got another shape
         if self._multiprocess:
             self.live.advance()  # the values on the mesh are process 0's: every host reads these from now on
 
@@ -254,11 +255,39 @@ class ModelState:
                 self._unlike = self._unlike or problem
                 continue
             assert tensor is not None
-            values = as_numpy(tensor.detach())
+            values, before = as_numpy(tensor.detach()), self.buffers[name]
             self.live.replace(name, tensor)
-            self.buffers[name] = tensor
-            self._names[id(tensor)] = name
-            self.write(name, values)
+            self._put(name, tensor)
+            if tensor.shape == before.shape:
+                self.write(name, values)
+            else:
+                self.state = replace(self.state, buffers={**self.state.buffers, name: self._place(np.array(values), self._whole)})
+                self.shapes_changed += 1
+
+    def _put(self, name: str, tensor: torch.Tensor) -> None:
+        self._names.pop(id(self.buffers[name]), None)
+        self.buffers[name] = tensor
+        self._names[id(tensor)] = name
+
+    def keep_shown(self, names: Iterable[str]) -> None:
+        """Bring buffers to the host before a step puts other tensors in their place: their holders keep the old ones."""
+        for name in names:
+            self.live.refresh(name)
+
+    def reshape(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Put new tensors in the place of buffers that a step has assigned tensors of these shapes to."""
+        for name, shape in shapes.items():
+            path, _, key = name.rpartition(".")
+            new = torch.empty(shape, dtype=self.buffers[name].dtype)
+            self.live.put_unread(name, new)
+            self._put(name, new)
+            self.module.get_submodule(path)._buffers[key] = new
+            self.shapes_changed += 1
+        self._tensors_there.refresh()
+
+    def buffer_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the module's buffers, in order."""
+        return tuple(tuple(one.shape) for name, one in self.buffers.items() if name not in self.beside)
 
     def other_parameters(self) -> list[str]:
         """The names under which the module has other parameters than the mesh: new ones, or new under this name."""
@@ -285,11 +314,11 @@ class ModelState:
         before = self.buffers[name]
         if tensor is None:
             return f"the buffer self.{name} is None, but was a tensor when the run began"
-        if tensor.shape != before.shape or tensor.dtype != before.dtype:
+        if tensor.dtype != before.dtype or (self._multiprocess and tensor.shape != before.shape):
             return (
                 f"the buffer self.{name} was assigned a tensor {tuple(tensor.shape)} of {tensor.dtype}, but was "
-                f"{tuple(before.shape)} of {before.dtype} when the run began: a compiled step has one shape of each. Make the "
-                "buffer as large as it may become, and keep the number of its rows in use in another one"
+                f"{tuple(before.shape)} of {before.dtype} when the run began: a compiled step has one kind of each"
+                f"{', and on several processes one shape' if self._multiprocess else ''}. Assign a tensor like the one before"
             )
         if type(tensor) not in (torch.Tensor, LazyTensor) or live_array(tensor) is not None or self.name_of(tensor):
             return f"the buffer self.{name} was assigned a {type(tensor).__name__} that is also something else: assign a clone()"

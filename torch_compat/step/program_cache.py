@@ -32,13 +32,14 @@ from torch_compat.step.model_state import ModelState
 from torch_compat.step.placed_batch import BatchForms, PlacedBatch
 from torch_compat.step.recompilation import Recompilations
 from torch_compat.step.step_programs import Doubt, Key, StepPrograms, Surroundings
-from xlatrain.bridge.errors import BridgeError
+from xlatrain.bridge.errors import BridgeError, CaptureError
 from xlatrain.bridge.tensors.constants import BakedTensor
 from xlatrain.host.garbage import uncollected
 from xlatrain.mesh.mesh import platform
 from xlatrain.xla.compilation_cache import block_of, first_run
 
 _OUTLINES = 16
+_MAX_SHAPES = 8  # of all buffers together
 _MOST_KEPT = 16  # programs of a step, which the next run takes over: a run may have 64
 
 
@@ -93,9 +94,9 @@ class ProgramCache:
         self._tell_compiling = compiling
         self._steps: dict[str, StepPrograms] = {}
         self._attended_steps: dict[str, AttendedStep] = {}
-        self._flags_seen = -1
+        self._flags_seen: tuple[int, int] | None = None
         self._flags: tuple[bool, ...] = ()
-        self._flags_numbers: dict[tuple[bool, ...], int] = {}
+        self._flags_numbers: dict[tuple[tuple[bool, ...], tuple[tuple[int, ...], ...]], int] = {}
         self._flags_number = 0
         self._recompilations = Recompilations(log, no_recompilation_after)
         self._buckets: Buckets | None = None
@@ -114,7 +115,7 @@ class ProgramCache:
             getattr(log, told).extend(getattr(self._log, told))
         self._model, self._log, self._tell_compiling = model, log, compiling
         self._recompilations = Recompilations(log, no_recompilation_after)
-        self._flags_seen = -1
+        self._flags_seen = None
         for one in self._programs():
             one.taken_over = True
         self._guards.begin_run(roots)
@@ -238,7 +239,7 @@ class ProgramCache:
         host_values.others, host_values.batch = batch.spec.others, batch.values
         if batch.values is not None:
             batch.values.state = self._model.value_before_step if batch.values.takes_state else None
-        return (wanted.name, wanted.static, self._trainable_number(), batch.key())
+        return (wanted.name, wanted.static, self._tensors_number(), batch.key())
 
     def _find(self, own: StepPrograms, key: Key, host_values: HostValues) -> CachedProgram | Doubt | None:
         """See :meth:`StepPrograms.find`."""
@@ -425,6 +426,9 @@ class ProgramCache:
         """The facts that the program just captured depends on, in the user's words."""
         facts = batch.facts()
         facts.update({f"{one}.requires_grad": str(flag) for one, flag in zip(self._model.params, self._trainable(), strict=True)})
+        if self._model.shapes_changed:
+            shapes = zip(self._model.buffers, self._model.buffer_shapes(), strict=False)
+            facts.update({f"shape of the buffer self.{one}": str(shape) for one, shape in shapes})
         facts.update(self._guards.facts(name))
         facts.update({f"`{guard.text.removesuffix(' ==')}`": repr(guard.outcome) for guard in step.scalars.guards})
         facts.update({guard.text: repr(guard.outcome)[:60] for guard in step.scalars.asked})
@@ -441,15 +445,29 @@ class ProgramCache:
 
     def _trainable(self) -> tuple[bool, ...]:
         """``requires_grad`` of every parameter."""
-        self._trainable_number()
+        self._tensors_number()
         return self._flags
 
-    def _trainable_number(self) -> int:
-        """A number for the ``requires_grad`` flags, of which a large model has thousands; read again only after one was set."""
-        if self._flags_seen != self._model.live.flags_changed:
-            self._flags = self._model.requires_grad()
-            self._flags_seen = self._model.live.flags_changed
-            self._flags_number = self._flags_numbers.setdefault(self._flags, len(self._flags_numbers))
+    def _tensors_number(self) -> int:
+        """A number for the parameters' ``requires_grad`` and the buffers' shapes; both are read again only after one changed.
+
+        Raises:
+            CaptureError: buffers change their shapes all the time.
+        """
+        seen = (self._model.live.flags_changed, self._model.shapes_changed)
+        if self._flags_seen != seen:
+            self._flags, shapes = self._model.requires_grad(), self._model.buffer_shapes()
+            self._flags_number = self._flags_numbers.setdefault((self._flags, shapes), len(self._flags_numbers))
+            known = dict.fromkeys(shapes for _, shapes in self._flags_numbers)
+            if len(known) > _MAX_SHAPES:
+                last = zip(self._model.buffers, *list(known)[-2:], strict=False)
+                name, before, now = next(one for one in last if one[1] != one[2])
+                raise CaptureError(
+                    f"the buffer self.{name} changes its shape all the time, lately from {before} to {now}, and each shape needs "
+                    "another program. Make the buffer as large as it may become, and keep the number of its rows in use in "
+                    "another one"
+                )
+            self._flags_seen = seen
         return self._flags_number
 
     @contextlib.contextmanager

@@ -75,9 +75,11 @@ class FiniteGuard:
 
     @staticmethod
     def keep(finite: jax.Array, old: Any, new: Any) -> Any:
-        """``new`` where ``finite`` (bool scalar), else ``old``; entries that only ``new`` has stay."""
+        """``new`` where ``finite`` (bool scalar), else ``old``; entries that only ``new`` has stay, or have another shape."""
         if isinstance(new, Mapping) and isinstance(old, Mapping):
             return {key: FiniteGuard.keep(finite, old[key], value) if key in old else value for key, value in new.items()}
         if jax.tree.structure(old) != jax.tree.structure(new):
             return new  # state that the optimizer has just made, from zeros
-        return jax.tree.map(lambda before, after: jnp.where(finite, after, before), old, new)
+        return jax.tree.map(
+            lambda before, after: jnp.where(finite, after, before) if jnp.shape(before) == jnp.shape(after) else after, old, new
+        )

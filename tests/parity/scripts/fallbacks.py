@@ -17,7 +17,7 @@ COUNTED = contextvars.ContextVar("COUNTED", default=0)
 
 
 @case
-def a_buffer_grows_between_hooks(run: Run) -> None:
+def a_buffer_becomes_double_between_hooks(run: Run) -> None:
     class Growing(Regression):
         def __init__(self) -> None:
             super().__init__()
@@ -37,7 +37,7 @@ def a_buffer_grows_between_hooks(run: Run) -> None:
             self.grow("on_before_optimizer_step")
 
         def grow(self, hook: str) -> None:
-            self.grown = torch.ones(len(self.grown) + 1)
+            self.grown = torch.ones(len(self.grown) + 1, dtype=torch.float64)
             self.calls.append(hook)
 
     model = Growing()
@@ -58,7 +58,7 @@ def a_buffer_grows_in_validation(run: Run) -> None:
             self.log("grown", super().training_step(batch, batch_idx) * len(self.grown))
 
     model = Growing()
-    fit(run, model, val=True)
+    fit(run, model, val=True, max_epochs=4)
     run.note("grown", len(model.grown))
 
 

@@ -368,3 +368,49 @@ def tensors_of_a_module_that_the_step_walks(run: Run) -> None:
     model = Walking()
     run.fit(model, run.trainer(max_epochs=2), run.loader(*class_data(32)))
     run.note("parameters", [type(one).__name__ for one in model.parameters()])
+
+
+class Neuron(nn.Module):
+    """Keeps a state that gets its shape from the first batch; snntorch's neurons do the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mem", torch.zeros(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mem.shape != x.shape:
+            self.mem = torch.zeros_like(x)
+        spike = (self.mem > 0.1).to(x.dtype)
+        self.mem = 0.9 * self.mem.detach() + x - 0.1 * spike
+        return self.mem
+
+
+class Spiking(Classifier):
+    def __init__(self, *, resets: bool = False, through: bool = False) -> None:
+        super().__init__()
+        self.neuron, self.resets, self.through = Neuron(), resets, through
+        self.shapes: list[tuple[int, ...]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.resets:
+            self.neuron.mem = torch.zeros_like(self.neuron.mem)
+        loss = F.cross_entropy(sum(self.neuron(self.net(batch[0])) for _ in range(2)), batch[1])
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", F.cross_entropy(self.neuron(self.net(batch[0])), batch[1]))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.shapes.append(tuple(self.neuron.mem.shape))
+        if self.through and batch_idx == 1:
+            self.neuron.mem = torch.zeros(1)
+
+
+@case
+def buffers_that_get_their_shape_from_the_batch(run: Run) -> None:
+    for name, options in (("kept", {}), ("reset", {"resets": True}), ("by a hook", {"through": True})):
+        model = Spiking(**options)
+        before = model.neuron.mem
+        run.fit(model, run.trainer(max_epochs=2), run.loader(*class_data(56)), run.loader(*class_data(24)))
+        run.note(f"{name}: state", [model.shapes, model.neuron.mem.tolist(), tuple(before.shape)])

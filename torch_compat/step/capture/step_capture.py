@@ -94,7 +94,8 @@ class StepInputs:
         """The names and shapes of the inputs."""
         leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in self.leaves)
         states = tuple((key, tuple(one.shape), one.dtype) for key, one in (self.states or {}).items())
-        return (tuple(self.params), tuple(self.buffers), tuple(self.gradients), leaves, self.scaler, self.arrays, states)
+        buffers = tuple((name, tuple(one.shape)) for name, one in self.buffers.items())
+        return (tuple(self.params), buffers, tuple(self.gradients), leaves, self.scaler, self.arrays, states)
 
     @property
     def may_be_kept(self) -> bool:
@@ -179,6 +180,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
     flags = {name: param.requires_grad for name, param in inputs.params.items()}
     hooks = {name: hooks_of(param) for name, param in inputs.params.items()}
     changed_flags: dict[str, bool] = {}
+    reshaped: dict[str, torch.Size] = {}
     ops = ""
     outside: Sequence[torch.Tensor] = ()
     by_identity = False
@@ -240,7 +242,8 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 with inputs.reading(tracer, inputs.host_values):  # backward and the hooks of gradients read attributes, too
                     grads = spec.body(inputs, trace, values, batch, tracer)
             tracer.check_arrays()
-            changed = _changed_buffers(module, before)
+            changed = _changed_buffers(module, before, inputs.buffers)
+            reshaped.update({n: v.shape for n, v in changed.items() if v.shape != inputs.buffers[n].shape})
             trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
             texts.finish()
             changed_flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != flags[n]})
@@ -279,7 +282,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         ops=ops,
         outside=outside,
         by_identity=by_identity,
-        text=f"{trace.text()}\n{changed_flags}",
+        text=f"{trace.text()}\n{changed_flags}{reshaped or ''}",
         reads=trace.scalars.read,
         logs=tuple(trace.logs.entries),
         effects=trace.effects,
@@ -288,6 +291,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         scalars=trace.scalars,
         optimizers=trace.optimizers,
         requires_grad=changed_flags,
+        reshaped=reshaped,
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
         gradient_names=tuple(inputs.gradients),
@@ -370,22 +374,25 @@ def _spec(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
 
 
-def _changed_buffers(module: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _changed_buffers(
+    module: torch.nn.Module, before: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Buffers that the step wrote to, in place or by assignment, with their new values.
 
     Raises:
-        CaptureError: one is of another shape, or of another kind of numbers, for the steps that follow.
+        CaptureError: one is resized in place, or of another kind of numbers for the steps that follow.
     """
     now = dict(module.named_buffers())
     changed = {}
     for name, value in before.items():
         current = now.get(name, value)
         if current is not value or was_written(value):
-            if current.shape != value.shape or _kind(current) != _kind(value):
+            shape = tuple(given[name].shape)
+            if _kind(current) != _kind(value) or (current is value and current.shape != shape):
                 raise CaptureError(
-                    f"the step gives the buffer self.{name} a tensor {tuple(current.shape)} of {current.dtype}, but it was "
-                    f"{tuple(value.shape)} of {value.dtype}: a compiled step has one shape and kind of each. Make the buffer as "
-                    "large as it may become, and keep the number of its rows in use in another one"
+                    f"the step makes the buffer self.{name} a tensor {tuple(current.shape)} of {current.dtype}, but it was "
+                    f"{shape} of {value.dtype}: a compiled step has one kind of each, and resizes none in place. Assign a new "
+                    f"tensor of {value.dtype} to it"
                 )
             changed[name] = current.to(value.dtype)
     return changed

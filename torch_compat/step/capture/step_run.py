@@ -37,6 +37,7 @@ class StepRun:
         scalars: the uses of the loop's counters.
         optimizers: the optimizer steps in the graph, and the host actions before the program.
         requires_grad: the parameters whose flag the step leaves changed, with the new flag.
+        reshaped: the buffers that have another shape after the step, with that.
         param_names, buffer_names: of the state that is its input, in order.
         gradient_names: the parameters whose gradients are inputs.
         state_keys: the tensors of optimizers' states that are inputs.
@@ -57,6 +58,7 @@ class StepRun:
     scalars: ScalarPlan
     optimizers: OptimizerTrace
     requires_grad: Mapping[str, bool]
+    reshaped: Mapping[str, tuple[int, ...]]
     param_names: tuple[str, ...]
     buffer_names: tuple[str, ...]
     gradient_names: tuple[str, ...]

@@ -147,6 +147,16 @@ class LiveTensors:
         self._exposed.discard(name)
         self.adopt({name: tensor})
 
+    def put_unread(self, name: str, tensor: torch.Tensor) -> None:
+        """Put a tensor like the array of ``name`` that has no values yet in the place of the tensor that is there.
+
+        That one becomes an ordinary tensor, with what was on the host last.
+        """
+        self._forget(name, self._tensors[name])
+        self._exposed.discard(name)
+        self.adopt({name: tensor})
+        self._versions[name] = _NEVER
+
     def advance(self) -> None:
         """The arrays were replaced: what the host has is stale."""
         self.version += 1
