@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,8 @@ from benchmarks import hardware
 from benchmarks.convolutions import convolutions
 from benchmarks.gpu import gpu
 from benchmarks.measurements import Row, depth, host_cost, purity, single_ops, step_times
-from benchmarks.models import MODELS, models
+from benchmarks.models import MODELS, models, worst_first
+from benchmarks.result import Result, worsened
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -24,24 +24,13 @@ def line_of(row: Row) -> str:
     return f"{row.what:<36} {row.value:>10}  {row.target:<10} {met:<7} {row.detail}"
 
 
-def run(parts: dict[str, Callable[[], Iterator[Row]]]) -> list[Row]:
-    """All rows, each printed as soon as it is known; where the run is interrupted (Ctrl-C), those that are."""
-    rows = []
+def run(parts: dict[str, Callable[[], Iterator[Row]]], result: Result) -> None:
+    """Measure all rows; each is printed and kept as soon as it is known, until the run is interrupted (Ctrl-C)."""
     with contextlib.suppress(KeyboardInterrupt):
         for part in parts.values():
             for row in part():
                 print(line_of(row), flush=True)
-                rows.append(row)
-    return rows
-
-
-def keep(rows: list[Row], machine: dict[str, str]) -> Path:
-    """Write a dated result file."""
-    today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d_%H%M")
-    RESULTS.mkdir(exist_ok=True)
-    target = RESULTS / f"{today}.json"
-    target.write_text(json.dumps({"date": today, "machine": machine, "rows": [row.as_json() for row in rows]}, indent=2) + "\n")
-    return target
+                result.add(row)
 
 
 def main() -> None:
@@ -54,6 +43,13 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=30, help="measured steps of the GPT and the CNN")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS, metavar="MODEL", help="of the part models")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="of the part models: add the models that this result file lacks",
+    )
+    parser.add_argument("--check", type=Path, metavar="FILE", help="fail where a ratio is a tenth worse than in this result file")
     args = parser.parse_args()
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "steps": lambda: step_times(args.steps),
@@ -64,17 +60,27 @@ def main() -> None:
     }
     chosen = args.parts or list(parts)
     parts["convolutions"] = convolutions
-    parts["models"] = lambda: models(args.steps, args.models)
+    parts["models"] = lambda: models(args.steps, result.without(args.models))
     parts["gpu"] = lambda: gpu(args.steps)
     if unknown := set(args.parts) - set(parts):
         parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
+    if args.resume and chosen != ["models"]:
+        parser.error("--resume goes with the part models alone")
     machine = {**hardware.describe(), "load_before": hardware.load()}
     print(", ".join(f"{name} {value}" for name, value in machine.items()), end="\n\n")
     try:
-        rows = run({name: part for name, part in parts.items() if name in chosen})
+        before = Result.of_file(args.check, machine).rows if args.check else []
+        result = Result.of_file(args.resume, machine) if args.resume else Result.new(RESULTS, machine)
+        run({name: part for name, part in parts.items() if name in chosen}, result)
     except RuntimeError as error:
         sys.exit(str(error))
-    print(f"\nkept in {keep(rows, machine).relative_to(Path(__file__).parents[1])}")
+    if chosen == ["models"]:
+        print("\nworst first:", *map(line_of, worst_first(result.rows)), sep="\n")
+    print(f"\nkept in {os.path.relpath(result.path)}")
+    if worse := worsened(before, result.rows):
+        sys.exit(
+            "\n".join([f"worse than in {args.check}:", *(f"{new.what}: {old.value}, now {new.value}" for old, new in worse)])
+        )
 
 
 if __name__ == "__main__":

@@ -23,6 +23,14 @@ class Row:
     met: bool | None
     detail: str
 
+    @property
+    def is_ratio(self) -> bool:
+        return self.value.endswith(" x")
+
+    @property
+    def ratio(self) -> float:
+        return float(self.value.removesuffix(" x"))
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -69,6 +69,14 @@ def spread(times: Sequence[float]) -> dict[str, float]:
     return {"first": 1e3 * times[0], "median": median, "low": low, "high": high}
 
 
+def predict_again(trainer: Any, module: Any, batches: Batches) -> float:
+    """Seconds of a whole call of ``predict``, whose results are kept."""
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    began = seconds()
+    trainer.predict(module, loader)
+    return seconds() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=sorted(ZOO), required=True)
@@ -87,9 +95,11 @@ def main() -> None:
     trainer.fit(module, loader)
     clock.begin()
     trainer.predict(module, loader, return_predictions=False)
+    trainer.callbacks.remove(clock)
+    again = [predict_again(trainer, module, Batches(batch, 5)) for _ in range(6)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     found = {name: spread(times) for name, times in clock.times.items()}
-    write(args.out, {**found, "peak_mib": peak, "losses": clock.losses})
+    write(args.out, {**found, "predict_again_ms": 1e3 * min(again), "peak_mib": peak, "losses": clock.losses})
 
 
 if __name__ == "__main__":
