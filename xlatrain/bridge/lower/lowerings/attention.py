@@ -16,7 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -174,7 +174,7 @@ def attention(
     index: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """The result (…, H, L, V), and log-sum-exp (…, H, L); a query whose every key is masked gives zeros, as in torch."""
-    return _forward(q, k, v, mask, CAUSAL if is_causal else WHOLE, None, scale, p, index)
+    return _run(_FORWARD, (), (q, k, v), (), mask, CAUSAL if is_causal else WHOLE, None, scale, p, index)
 
 
 @lowers("xlatrain.banded_attention.default")
@@ -189,37 +189,11 @@ def banded_attention(
     scale: float,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention as :func:`attention`'s, over the keys in a band and of a query's own segment."""
-    return _forward(q, k, v, None, Band(left, right), _pair(query_segments, key_segments), scale)
+    return _run(_FORWARD, (), (q, k, v), (), None, Band(left, right), _pair(query_segments, key_segments), scale)
 
 
 def _pair(queries: jax.Array | None, keys: jax.Array | None) -> Segments | None:
     return None if queries is None or keys is None else (queries.astype(jnp.int32), keys.astype(jnp.int32))
-
-
-def _forward(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: jax.Array | None,
-    band: Band,
-    segments: Segments | None,
-    scale: float,
-    p: float = 0.0,
-    index: int = 0,
-) -> tuple[jax.Array, jax.Array]:
-    with jax.named_scope("attention"):  # preflight and profiles tell its time by this name
-        choice = choose(request_of(q, k, v, mask, band, segments, p), program_mesh())
-        if isinstance(choice, Splash):
-            return on_mesh.attention(choice, q, k, v, segments, band, scale)
-        if isinstance(choice, Gathered):
-            own = functools.partial(_attention, mask=None, band=band, scale=scale, p=0.0, index=0)
-            return on_mesh.gathered(choice, own, q, k, v, segments)
-        in_xla = functools.partial(_attention, mask=mask, band=band, segments=segments, scale=scale, p=p, index=index)
-        if not band.is_whole and not p:
-            in_xla = _by_stretches(in_xla)
-        if segments is None and (band.is_whole or band.is_causal) and cudnn.computes(q, k, v, mask, band.is_causal, p):
-            return cudnn.attention(in_xla, q, k, v, band.is_causal, scale)
-        return in_xla(q, k, v)
 
 
 def _by_stretches(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -308,7 +282,8 @@ def attention_backward(
     index: int = 0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients by q, k and v."""
-    return _backward(grad, q, k, v, mask, CAUSAL if is_causal else WHOLE, None, scale, out, logsumexp, p, index)
+    band = CAUSAL if is_causal else WHOLE
+    return _run(_BACKWARD, (grad,), (q, k, v), (out, logsumexp), mask, band, None, scale, p, index)
 
 
 @lowers("xlatrain.banded_attention_backward.default")
@@ -327,36 +302,7 @@ def banded_attention_backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients by q, k and v."""
     segments = _pair(query_segments, key_segments)
-    return _backward(grad, q, k, v, None, Band(left, right), segments, scale, out, logsumexp)
-
-
-def _backward(
-    grad: jax.Array,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask: jax.Array | None,
-    band: Band,
-    segments: Segments | None,
-    scale: float,
-    out: jax.Array,
-    logsumexp: jax.Array,
-    p: float = 0.0,
-    index: int = 0,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    with jax.named_scope("attention"):  # preflight and profiles tell its time by this name
-        choice = choose(request_of(q, k, v, mask, band, segments, p), program_mesh())
-        if isinstance(choice, Splash):
-            return on_mesh.attention_backward(choice, grad, q, k, v, segments, band, scale, out, logsumexp)
-        if isinstance(choice, Gathered):
-            own = functools.partial(_attention_backward, mask=None, band=band, scale=scale, p=0.0, index=0)
-            return on_mesh.gathered_backward(choice, own, grad, q, k, v, segments, out, logsumexp)
-        in_xla = functools.partial(_attention_backward, mask=mask, band=band, segments=segments, scale=scale, p=p, index=index)
-        if not band.is_whole and not p:
-            in_xla = _by_stretches(in_xla)
-        if segments is None and (band.is_whole or band.is_causal) and cudnn.computes(q, k, v, mask, band.is_causal, p):
-            return cudnn.attention_backward(in_xla, grad, q, k, v, band.is_causal, scale, out, logsumexp)
-        return in_xla(grad, q, k, v, out, logsumexp)
+    return _run(_BACKWARD, (grad,), (q, k, v), (out, logsumexp), None, Band(left, right), segments, scale)
 
 
 def _attention_backward(
@@ -420,3 +366,44 @@ def _attention_backward(
     by_q = jnp.concatenate([own for _, (own,) in found], axis=3)
     by_k, by_v = (functools.reduce(jnp.add, parts) for parts in zip(*(sums for sums, _ in found), strict=True))
     return by_q.reshape(q.shape).astype(dtype), by_k.reshape(k.shape).astype(dtype), by_v.reshape(v.shape).astype(dtype)
+
+
+class _Pass(NamedTuple):
+    """The functions of a pass: each takes ``(*before, q, k, v, …, *after)``."""
+
+    splash: Callable[..., Any]
+    gathered: Callable[..., Any]
+    cudnn: Callable[..., Any]
+    in_xla: Callable[..., Any]
+
+
+_FORWARD = _Pass(on_mesh.attention, on_mesh.gathered, cudnn.attention, _attention)
+_BACKWARD = _Pass(on_mesh.attention_backward, on_mesh.gathered_backward, cudnn.attention_backward, _attention_backward)
+
+
+def _run(
+    way: _Pass,
+    before: tuple[jax.Array, ...],
+    qkv: tuple[jax.Array, jax.Array, jax.Array],
+    after: tuple[jax.Array, ...],
+    mask: jax.Array | None,
+    band: Band,
+    segments: Segments | None,
+    scale: float,
+    p: float = 0.0,
+    index: int = 0,
+) -> Any:
+    """A pass by the function that is chosen for these arrays, and here."""
+    with jax.named_scope("attention"):  # preflight and profiles tell its time by this name
+        choice = choose(request_of(*qkv, mask, band, segments, p), program_mesh())
+        if isinstance(choice, Splash):
+            return way.splash(choice, *before, *qkv, segments, band, scale, *after)
+        if isinstance(choice, Gathered):
+            own = functools.partial(way.in_xla, mask=None, band=band, scale=scale, p=0.0, index=0)
+            return way.gathered(choice, own, *before, *qkv, segments, *after)
+        in_xla = functools.partial(way.in_xla, mask=mask, band=band, segments=segments, scale=scale, p=p, index=index)
+        if not band.is_whole and not p:
+            in_xla = _by_stretches(in_xla)
+        if segments is None and (band.is_whole or band.is_causal) and cudnn.computes(*qkv, mask, band.is_causal, p):
+            return way.cudnn(in_xla, *before, *qkv, band.is_causal, scale, *after)
+        return in_xla(*before, *qkv, *after)
