@@ -17,14 +17,8 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.types import EVAL_DATALOADERS, STEP_OUTPUT, TRAIN_DATALOADERS
 
 
-class ModelHooks:
-    """Hooks around runs, epochs, batches and the parts of a training step."""
-
-    def on_fit_start(self) -> None:
-        """Called at the very beginning of fit, on every process."""
-
-    def on_fit_end(self) -> None:
-        """Called at the very end of fit, on every process."""
+class RunHooks:
+    """Hooks at the beginning and the end of each kind of run, of modules and of strategies."""
 
     def on_train_start(self) -> None:
         """Called at the beginning of training, after the sanity check."""
@@ -49,6 +43,16 @@ class ModelHooks:
 
     def on_predict_end(self) -> None:
         """Called at the end of predicting."""
+
+
+class ModelHooks(RunHooks):
+    """Hooks around runs, epochs, batches and the parts of a training step."""
+
+    def on_fit_start(self) -> None:
+        """Called at the very beginning of fit, on every process."""
+
+    def on_fit_end(self) -> None:
+        """Called at the very end of fit, on every process."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         """Called before each training batch. Return ``-1`` to skip the rest of the epoch."""

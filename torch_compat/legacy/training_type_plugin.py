@@ -13,6 +13,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from torch_compat.core.hooks import RunHooks
 from xlatrain.mesh.sharding import ShardingRules
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Plugin:
     val_step_context = test_step_context = predict_step_context = train_step_context
 
 
-class TrainingTypePlugin(Plugin, ABC):
+class TrainingTypePlugin(RunHooks, Plugin, ABC):
     """Changes the behaviour of the training, validation and test loop.
 
     Given as ``Trainer(plugins=[…])`` (or ``strategy=``, as 1.5 has it). The loops call what a subclass overrides, at the
@@ -308,30 +309,6 @@ class TrainingTypePlugin(Plugin, ABC):
         """Registers the names of the class."""
 
     # -- hooks -----------------------------------------------------------------------------------------------------
-
-    def on_train_start(self) -> None:
-        """Called as training begins."""
-
-    def on_validation_start(self) -> None:
-        """Called as validation begins."""
-
-    def on_test_start(self) -> None:
-        """Called as testing begins."""
-
-    def on_predict_start(self) -> None:
-        """Called as predicting begins."""
-
-    def on_train_end(self) -> None:
-        """Called as training ends."""
-
-    def on_validation_end(self) -> None:
-        """Called as validation ends."""
-
-    def on_test_end(self) -> None:
-        """Called as testing ends."""
-
-    def on_predict_end(self) -> None:
-        """Called as predicting ends."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Called before anything happens for the batch."""

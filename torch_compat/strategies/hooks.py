@@ -4,33 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_compat.core.hooks import RunHooks
 
-class StrategyHooks:
-    """The hooks of a strategy: called on every process, on the host, where a subclass overrides them."""
 
-    def on_train_start(self) -> None:
-        """Called after the hook of the same name."""
-
-    def on_train_end(self) -> None:
-        """Called after the hook of the same name."""
-
-    def on_validation_start(self) -> None:
-        """Called after the hook of the same name."""
-
-    def on_validation_end(self) -> None:
-        """Called after the hook of the same name."""
-
-    def on_test_start(self) -> None:
-        """Called after the hook of the same name."""
-
-    def on_test_end(self) -> None:
-        """Called after the hook of the same name."""
-
-    def on_predict_start(self) -> None:
-        """Called after the hook of the same name."""
-
-    def on_predict_end(self) -> None:
-        """Called after the hook of the same name."""
+class StrategyHooks(RunHooks):
+    """The hooks of a strategy: called on every process, on the host, after the module's, where a subclass overrides them."""
 
     def on_train_epoch_end(self) -> None:
         """Called after the hook of the same name. (Era 1.3.)"""
