@@ -18,7 +18,7 @@ from torch_compat.step.dispatcher import StepDispatcher
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.placed_batch import BatchForm, PlacedBatch
-from torch_compat.step.program_cache import ProgramCache
+from torch_compat.step.program_cache import CacheRun, ProgramCache
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.lower.work import kernel_flops, model_flops
 from xlatrain.bridge.tensors.dtypes import jax_dtype
@@ -77,7 +77,7 @@ class AbstractSteps(MeshStepRunner):
     def __init__(self, model: AbstractModelState, mesh: Any, services: Any) -> None:
         super().__init__(model, mesh, services)
         self.planned = None
-        self._variants = FindingVariants(model, services.roots, self._effects.roots, self.log, services.compiling)
+        self._variants = FindingVariants(CacheRun(model, services.roots, self.log, services.compiling), self._effects.roots)
 
     def _batch_forms(self) -> Any:
         return _Layout(BatchLayout.from_mesh(self.mesh))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,14 +17,12 @@ import jax
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from torch_compat.run.report import ExecutorLog
 from torch_compat.step.carried import CarriedTensors
 from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.materialize import put
-from torch_compat.step.model_state import ModelState
 from torch_compat.step.outcome import array_of_unread
 from torch_compat.step.placed_batch import BatchForms
-from torch_compat.step.program_cache import ProgramCache
+from torch_compat.step.program_cache import CacheRun, ProgramCache
 from torch_compat.step.values.user_objects import containers_around
 
 
@@ -47,36 +45,21 @@ class KeptSteps:
     plans: dict[Hashable, int] = field(default_factory=dict)
 
     @classmethod
-    def begin(
-        cls,
-        model: ModelState,
-        forms: BatchForms,
-        roots: Mapping[str, Any],
-        log: ExecutorLog,
-        compiling: Callable[[bool], None],
-        no_recompilation_after: int | None,
-    ) -> KeptSteps:
-        """Nothing is known yet; for the arguments see :class:`ProgramCache`."""
-        effects = EffectRecorder({**roots, **containers_around(roots.values())})
-        programs = ProgramCache(model, roots, effects.roots, log, compiling, no_recompilation_after)
-        programs.pad(forms, model.mesh)
-        return cls(forms, effects, programs, CarriedTensors(effects.roots, functools.partial(_to_all, model.mesh)))
+    def begin(cls, run: CacheRun, forms: BatchForms) -> KeptSteps:
+        """Nothing is known yet."""
+        effects = EffectRecorder({**run.roots, **containers_around(run.roots.values())})
+        programs = ProgramCache(run, effects.roots)
+        programs.pad(forms, run.model.mesh)
+        return cls(forms, effects, programs, CarriedTensors(effects.roots, functools.partial(_to_all, run.model.mesh)))
 
-    def begin_run(
-        self,
-        model: ModelState,
-        roots: Mapping[str, Any],
-        log: ExecutorLog,
-        compiling: Callable[[bool], None],
-        no_recompilation_after: int | None,
-    ) -> None:
-        """Go on in another run of the module; for the arguments see :class:`ProgramCache`."""
+    def begin_run(self, run: CacheRun) -> None:
+        """Go on in another run of the module."""
         changed = self.effects.roots
-        now = {**roots, **containers_around(roots.values())}
+        now = {**run.roots, **containers_around(run.roots.values())}
         others = {name: value for name, value in changed.items() if name not in now}
         changed.clear()  # steps find what they change in this order
         changed.update({**now, **others})
-        self.programs.begin_run(model, roots, log, compiling, no_recompilation_after)
+        self.programs.begin_run(run)
 
     def end_run(self, leaving: Collection[str]) -> bool:
         """See :meth:`ProgramCache.end_run`."""

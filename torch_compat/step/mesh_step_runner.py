@@ -30,7 +30,7 @@ from torch_compat.step.outcome import Filler, StepOutcome
 from torch_compat.step.placed_batch import BatchForms, PlacedBatch
 from torch_compat.step.planned import Planned
 from torch_compat.step.program_builder import ProgramBuilder
-from torch_compat.step.program_cache import Wanted
+from torch_compat.step.program_cache import CacheRun, Wanted
 from torch_compat.step.step_services import StepServices
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.errors import BridgeError
@@ -69,12 +69,12 @@ class MeshStepRunner:
         self.fresh: dict[str, Any] = {}
         self.kept_rows: set[str] = set()
         self.index_looks = IndexLooks()
+        run = CacheRun(model, services.roots, self.log, services.compiling, services.no_recompilation_after)
         if services.kept is None:
-            forbidden = services.no_recompilation_after
-            self.kept = KeptSteps.begin(model, self._batch_forms(), services.roots, self.log, services.compiling, forbidden)
+            self.kept = KeptSteps.begin(run, self._batch_forms())
         else:
             self.kept = services.kept
-            self.kept.begin_run(model, services.roots, self.log, services.compiling, services.no_recompilation_after)
+            self.kept.begin_run(run)
         self.programs = ProgramBuilder(model, mesh, self.log, self.kept.plans)
         self._forms, self._effects = self.kept.forms, self.kept.effects
         self._variants, self._carried = self.kept.programs, self.kept.carried

@@ -65,60 +65,58 @@ class Wanted(NamedTuple):
     may_pad: bool = False
 
 
-class ProgramCache:
-    """The cached programs of one module's steps in one run.
+class CacheRun(NamedTuple):
+    """A run of a module, as the cache of its programs sees it.
 
-    Args:
+    Attributes:
         model: the module on the mesh.
         roots: name → object whose attributes steps may read (module, callbacks, datamodule).
-        changed: name → object whose attributes and contents steps may change; those that a step is seen to change are added.
         log: counts what is compiled.
         compiling: told True while a program is made, False afterwards.
         no_recompilation_after: training batches after which another compilation is an error.
     """
 
-    def __init__(
-        self,
-        model: ModelState,
-        roots: Mapping[str, Any],
-        changed: dict[str, Any],
-        log: ExecutorLog,
-        compiling: Callable[[bool], None],
-        no_recompilation_after: int | None = None,
-    ) -> None:
-        self._model = model
+    model: ModelState
+    roots: Mapping[str, Any]
+    log: ExecutorLog
+    compiling: Callable[[bool], None]
+    no_recompilation_after: int | None = None
+
+
+class ProgramCache:
+    """The cached programs of one module's steps in one run.
+
+    Args:
+        changed: name → object whose attributes and contents steps may change; those that a step is seen to change are added.
+    """
+
+    def __init__(self, run: CacheRun, changed: dict[str, Any]) -> None:
+        model = run.model
         self._changed = changed
-        self._guards = StepGuards(model.module, roots, lambda: self._model.find_tensors(), lambda: followed(changed))
+        self._guards = StepGuards(model.module, run.roots, lambda: self._model.find_tensors(), lambda: followed(changed))
         self._captures = CaptureSession(model.module, self._guards, changed, on_a_gpu=platform(model.mesh) == "gpu")
-        self._log = log
-        self._tell_compiling = compiling
         self._steps: dict[str, StepPrograms] = {}
         self._attended_steps: dict[str, AttendedStep] = {}
-        self._flags_seen: tuple[int, int] | None = None
         self._flags: tuple[bool, ...] = ()
         self._flags_numbers: dict[tuple[tuple[bool, ...], tuple[tuple[int, ...], ...]], int] = {}
         self._flags_number = 0
-        self._recompilations = Recompilations(log, no_recompilation_after)
         self._buckets: Buckets | None = None
         self._of_trainer: list[str] = []  # steps of earlier runs that another Trainer may not take over
+        self._take(run)
 
-    def begin_run(
-        self,
-        model: ModelState,
-        roots: Mapping[str, Any],
-        log: ExecutorLog,
-        compiling: Callable[[bool], None],
-        no_recompilation_after: int | None,
-    ) -> None:
-        """Go on in another run of the module, which may have changed since :meth:`end_run`; arguments as for the cache."""
+    def _take(self, run: CacheRun) -> None:
+        self._model, self._log, self._tell_compiling = run.model, run.log, run.compiling
+        self._recompilations = Recompilations(run.log, run.no_recompilation_after)
+        self._flags_seen: tuple[int, int] | None = None
+
+    def begin_run(self, run: CacheRun) -> None:
+        """Go on in another run of the module, which may have changed since :meth:`end_run`."""
         for told in ("loops", "attention", "losses", "buckets"):  # of the programs that are there
-            getattr(log, told).extend(getattr(self._log, told))
-        self._model, self._log, self._tell_compiling = model, log, compiling
-        self._recompilations = Recompilations(log, no_recompilation_after)
-        self._flags_seen = None
+            getattr(run.log, told).extend(getattr(self._log, told))
+        self._take(run)
         for one in self._programs():
             one.taken_over = True
-        self._guards.begin_run(roots)
+        self._guards.begin_run(run.roots)
 
     def end_run(self, leaving: Collection[str]) -> bool:
         """Let go of what belongs to this run, with the steps that depend on it; whether any step is left.

@@ -20,7 +20,7 @@ from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from torch_compat.step.placed_batch import BatchForms
-from torch_compat.step.program_cache import ProgramCache, Wanted
+from torch_compat.step.program_cache import CacheRun, ProgramCache, Wanted
 from xlatrain.mesh.data import BatchPlacer
 from xlatrain.mesh.mesh import make_mesh
 from xlatrain.mesh.sharding import ShardingRules
@@ -58,7 +58,7 @@ class Cache:
         self.model = ModelState(self.module, mesh, ShardingRules(), seed=0)
         self.recorder = EffectRecorder({"self": self.module})
         self.log = ExecutorLog()
-        self.programs = ProgramCache(self.model, {}, self.recorder.roots, self.log, lambda _: None)
+        self.programs = ProgramCache(CacheRun(self.model, {}, self.log, lambda _: None), self.recorder.roots)
         self.forms = BatchForms(BatchPlacer(mesh))
         self.built = 0
 
