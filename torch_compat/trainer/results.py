@@ -90,7 +90,7 @@ class Metric:
         """Log a torchmetrics object: its value at the step, and itself for the epoch."""
         self.is_logged, self.computed = True, None
         self.torchmetric = torchmetric
-        self.last = None if value is None or not self.options.on_step else self._tensor(value)
+        self.last = self._tensor(value) if self.options.on_step else None
 
     def value(self, on_step: bool) -> torch.Tensor | None:
         """The value as callbacks see it: of the last step, or reduced over the epoch; None where it has none."""
@@ -108,12 +108,14 @@ class Metric:
             return self.total
         return self.total / self.weight if self.weight else math.nan
 
-    def _tensor(self, value: Any) -> torch.Tensor:
-        """A value of the torchmetrics object.
+    def _tensor(self, value: Any) -> torch.Tensor | None:
+        """A value of the torchmetrics object; None is no value, and is not logged.
 
         Raises:
             ValueError: it is no tensor.
         """
+        if value is None:
+            return None
         if not isinstance(value, torch.Tensor):
             raise ValueError(
                 f"The `.compute()` return of the metric logged as {self.name!r} must be a tensor. Found {value}, the"

@@ -72,6 +72,7 @@ class CountingTrainer:
             check(f"during {stage}", self.current_epoch, batch_idx)
             bar.on_validation_batch_end(self, None, None, None, batch_idx)
             check(f"after {stage}", self.current_epoch, batch_idx)
+        bar.on_validation_epoch_end(self, None)
         bar.on_validation_end(self, None)
         self.state.stage = RunningStage.TRAINING
 

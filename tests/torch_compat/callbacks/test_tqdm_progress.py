@@ -83,11 +83,11 @@ def test_rate_and_remaining_time_leave_out_the_compilation(monkeypatch: pytest.M
     monkeypatch.setattr(Tqdm, "_time", property(lambda self: lambda: now[0], lambda self, value: None), raising=False)
     bar = Tqdm(total=100, ncols=80, bar_format=TQDMProgressBar.BAR_FORMAT, file=open("/dev/null", "w"))  # noqa: SIM115 - closed with the bar
     now[0], bar.n = 60.0, 1  # a minute for the first step
-    bar.restart_rate()
+    bar.restart_rate(1)
     now[0], bar.n = 61.0, 11
     assert bar.format_dict["rate"] == 10.0
     assert "11/100 [01:01<00:08, 10.00it/s]" in str(bar)
-    bar.restart_rate()
+    bar.restart_rate(1)
     assert "<?, ?it/s]" in str(bar), "nothing is known yet"
     bar.restart(50)
     assert bar.format_dict["rate"] is None
@@ -99,12 +99,12 @@ def test_metrics_are_read_only_when_the_bar_is_drawn() -> None:
     """Reading a metric waits for the device; a step must not."""
     trainer = CountingTrainer(batches=1000, epochs=1)
     trainer.fit(_OneDrawing())
-    # After the first step (in place of "compiling…"), the last step, validation, and the end of the epoch.
-    assert trainer.reads == 4
+    # After the sanity check, the first step (in place of "compiling…"), the last step, validation, and the end of the epoch.
+    assert trainer.reads == 5
     trainer = CountingTrainer(batches=100, epochs=1)
     bar = _EveryBatch(refresh_rate=30)
     trainer.fit(bar)
-    assert trainer.reads == 4 + 3, "batches 30, 60 and 90 as well"
+    assert trainer.reads == 5 + 3, "batches 30, 60 and 90 as well"
 
 
 def test_count_is_right_between_drawings() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torchmetrics
 from about_modules import TwoOptimizers
 from about_trainer import MEMBERS
 from answering import ask, ask_each, attempt
@@ -261,3 +263,35 @@ def written_of_what_has_no_indices() -> Any:
     torch.manual_seed(0)
     returned = trainer(callbacks=[writer]).predict(Net(), DataLoader(RandomIterableDataset(4, 4), batch_size=2))
     return [writer.given, returned]
+
+
+class NoValueYet(torchmetrics.Metric):
+    """Computes None until it has seen more than ``after`` batches."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+        self.add_state("seen", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, batch: torch.Tensor) -> None:
+        self.seen += 1
+
+    def compute(self) -> torch.Tensor | None:
+        return None if int(self.seen) <= self.after else self.seen * 1.0
+
+
+class LogsNoValue(Net):
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.value = NoValueYet(after)
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.value(batch)
+        self.log("value", self.value, on_step=True, on_epoch=True)
+
+
+@ask
+def metrics_without_a_value() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # here that its Python runs beside the program
+        return [trainer().validate(LogsNoValue(after), data()) for after in (9, 2)]

@@ -1,5 +1,6 @@
 """All questions: ``questions.py OUT [NAME…]`` under stock Lightning, or under ``python -m torch_compat``."""
 
+import about_bars  # noqa: F401
 import about_callbacks  # noqa: F401
 import about_cli  # noqa: F401
 import about_fabric  # noqa: F401

@@ -60,7 +60,7 @@ class RichProgressBar(DrawnBar):
         super().__init__(refresh_rate)
         self.theme = theme
         self.progress: Progress | None = None
-        self._is_stopped = False
+        self._progress_stopped = False
         self.train_progress_bar_id: TaskID | None = None
         self.val_sanity_progress_bar_id: TaskID | None = None
         self.val_progress_bar_id: TaskID | None = None
@@ -69,7 +69,6 @@ class RichProgressBar(DrawnBar):
         self._leave = leave
         self._console: Console | None = None
         self._console_kwargs = console_kwargs or {}
-        self._train_total: int | float = 0
         self._last_draw = -math.inf
         self._shows_compiling = False
 
@@ -120,25 +119,28 @@ class RichProgressBar(DrawnBar):
     def _init_progress(self, trainer: Trainer) -> None:
         if self.is_disabled or self._is_drawn:
             return
-        self.train_progress_bar_id = self.val_sanity_progress_bar_id = self.val_progress_bar_id = None
-        self.test_progress_bar_id = self.predict_progress_bar_id = None
+        self._reset_progress_bar_ids()
         reconfigure(**self._console_kwargs)
         self._console = get_console()
         # No refresh thread: bars are drawn after batches, when metrics can be read.
         columns = [*self.configure_columns(trainer), MetricsTextColumn(style=self.theme.metrics)]
         self.progress = Progress(*columns, auto_refresh=False, console=self._console)
         self.progress.start()
-        self._is_stopped = False
+        self._progress_stopped = False
+
+    def _reset_progress_bar_ids(self) -> None:
+        self.train_progress_bar_id = self.val_sanity_progress_bar_id = self.val_progress_bar_id = None
+        self.test_progress_bar_id = self.predict_progress_bar_id = None
 
     @property
     def _is_drawn(self) -> bool:
         """Whether the bars are on the screen and move; those of a run that is over can still be read."""
-        return self.progress is not None and not self._is_stopped
+        return self.progress is not None and not self._progress_stopped
 
     def _stop_progress(self) -> None:
         if self.progress is not None and self._is_drawn:
             self.progress.stop()
-            self._is_stopped = True
+            self._progress_stopped = True
 
     def refresh(self, hard: bool = False) -> None:
         """Draws the bars; ``hard`` even if that was done less than ``1 / refresh_rate`` seconds ago."""
@@ -155,34 +157,36 @@ class RichProgressBar(DrawnBar):
     def _add_task(self, total_batches: float, description: str, visible: bool = True) -> TaskID:
         assert self.progress is not None
         text = f"[{self.theme.description}]{escape(description)}" if self.theme.description else escape(description)
-        total = total_batches if math.isfinite(total_batches) else None
-        return self.progress.add_task(text, total=total, visible=visible, metrics="")
+        return self.progress.add_task(text, total=_finite(total_batches), visible=visible, metrics="")
 
     def _hide(self, task_id: TaskID | None) -> None:
         if self.progress is not None and task_id is not None:
-            self.progress.update(task_id, visible=False)
+            self.progress.update(task_id, advance=0, visible=False)
+            self.refresh()
 
-    def _remove(self, task_id: TaskID | None) -> None:
-        if self.progress is not None and task_id is not None:
-            self.progress.remove_task(task_id)
+    def _update(self, progress_bar_id: TaskID | None, current: int, visible: bool = True, hard: bool = False) -> bool:
+        """Moves a bar at once, and draws it where that is due; whether it was drawn."""
+        if self.progress is None or progress_bar_id is None or self.is_disabled:
+            return False
+        self.progress.update(progress_bar_id, completed=current, visible=visible)
+        if not (hard or self._shows_compiling or current == self._task(progress_bar_id, "bar").total or self._due()):
+            return False
+        self._shows_compiling = False
+        self._show(progress_bar_id, "")
+        return True
 
-    def _advance_eval(self, task_id: TaskID | None, done: int) -> None:
-        if self.progress is None or task_id is None:
-            return
-        task = self._task(task_id, "bar")
-        if self._shows_compiling or done == task.total or self._due():
-            self._shows_compiling = False
-            self.progress.update(task_id, completed=done, visible=True, metrics="")
+    def _show(self, task_id: TaskID, text: str) -> None:
+        """Draws the bars with ``text`` behind one of them: no step of the bar, so ``Progress.update`` is not called."""
+        if self.progress is not None:
+            self._task(task_id, "bar").fields["metrics"] = text
             self.progress.refresh()
 
-    def _update_train(self, trainer: Trainer, pl_module: LightningModule, done: int | None = None) -> None:
-        if self.progress is None or self.train_progress_bar_id is None:
+    def _update_metrics(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.is_disabled or self.progress is None:
             return
-        fields: dict[str, Any] = {"metrics": self._metrics_text(trainer, pl_module)}
-        if done is not None:
-            fields["completed"] = done
-        self.progress.update(self.train_progress_bar_id, **fields)
-        self.progress.refresh()
+        text = self._metrics_text(trainer, pl_module)
+        if self.train_progress_bar_id is not None:
+            self._show(self.train_progress_bar_id, text)
 
     def _metrics_text(self, trainer: Trainer, pl_module: LightningModule) -> str:
         return self.theme.metrics_text_delimiter.join(
@@ -213,7 +217,6 @@ class RichProgressBar(DrawnBar):
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._hide(self.val_sanity_progress_bar_id)
-        self.refresh(hard=True)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._init_progress(trainer)
@@ -224,24 +227,25 @@ class RichProgressBar(DrawnBar):
         if self.train_progress_bar_id is not None and self._leave:
             self._stop_progress()
             self._init_progress(trainer)
-        self._remove(self.train_progress_bar_id)
-        self._add_train_task(trainer)
-
-    def _add_train_task(self, trainer: Trainer) -> None:
-        description = self._get_train_description(trainer.current_epoch)
-        self._train_total = self.total_train_batches
-        self.train_progress_bar_id = self._add_task(self._train_total, description)
+        if self.train_progress_bar_id is None:
+            self._initialize_train_progress_bar_id()
+        elif self.progress is not None:
+            description, total = self._get_train_description(trainer.current_epoch), _finite(self.total_train_batches)
+            self.progress.reset(self.train_progress_bar_id, total=total, description=description, visible=True)
+            self.train_progress_bar.total = total  # None, too, which `reset` takes for no change
         self.refresh(hard=True)
+
+    def _initialize_train_progress_bar_id(self) -> None:
+        description = self._get_train_description(self.trainer.current_epoch)
+        self.train_progress_bar_id = self._add_task(self.total_train_batches, description)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
     ) -> None:
-        if self.is_disabled or self.train_progress_bar_id is None:
-            return
-        done = batch_idx + 1
-        if self._shows_compiling or done == self._train_total or self._due():
-            self._shows_compiling = False
-            self._update_train(trainer, pl_module, done)
+        if self.progress is not None and self.is_enabled and self.train_progress_bar_id is None:
+            self._initialize_train_progress_bar_id()  # a run that goes on inside of an epoch
+        if self._update(self.train_progress_bar_id, batch_idx + 1):
+            self._update_metrics(trainer, pl_module)
 
     def announce(self, text: str) -> None:
         if self._console is None or not self._console.is_terminal:
@@ -253,8 +257,8 @@ class RichProgressBar(DrawnBar):
         task_id = self._task_of_stage()
         if compiling and self.progress is not None and self._is_drawn and not self._shows_compiling and task_id is not None:
             self._shows_compiling = True
-            self.progress.update(task_id, metrics=COMPILING, visible=True)
-            self.progress.refresh()
+            self._task(task_id, "bar").visible = True
+            self._show(task_id, COMPILING)
 
     def _task_of_stage(self) -> TaskID | None:
         stage = self.trainer.state.stage
@@ -267,18 +271,20 @@ class RichProgressBar(DrawnBar):
         }.get("" if stage is None else stage.value)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._update_train(trainer, pl_module)
+        self._update_metrics(trainer, pl_module)
 
     # -- validation, test, prediction ----------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._init_progress(trainer)
 
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.is_enabled and trainer.state.fn == "fit":
+            self._hide(self.val_progress_bar_id)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
-            self._hide(self.val_progress_bar_id)
-            if not trainer.sanity_checking:
-                self._update_train(trainer, pl_module)
+            self._update_metrics(trainer, pl_module)
         self.reset_dataloader_idx_tracker()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -299,11 +305,11 @@ class RichProgressBar(DrawnBar):
 
     def _start_loader(self, trainer: Trainer, stage: str, dataloader_idx: int) -> None:
         if stage == "val" and trainer.sanity_checking:
-            self._remove(self.val_sanity_progress_bar_id)
+            self._hide(self.val_sanity_progress_bar_id)
             total = self.total_val_batches_current_dataloader
             self.val_sanity_progress_bar_id = self._add_task(total, self.sanity_check_description, visible=False)
         elif stage == "val":
-            self._remove(self.val_progress_bar_id)
+            self._hide(self.val_progress_bar_id)
             total = self.total_val_batches_current_dataloader
             self.val_progress_bar_id = self._add_task(total, self.validation_description, visible=False)
         elif stage == "test":
@@ -323,7 +329,7 @@ class RichProgressBar(DrawnBar):
             task_id = {"val": self.val_progress_bar_id, "test": self.test_progress_bar_id}.get(
                 stage, self.predict_progress_bar_id
             )
-        self._advance_eval(task_id, done)
+        self._update(task_id, done)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -332,3 +338,8 @@ class RichProgressBar(DrawnBar):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._stop_progress()
+
+
+def _finite(total: float) -> float | None:
+    """``total``, or None for an unknown one."""
+    return total if math.isfinite(total) else None

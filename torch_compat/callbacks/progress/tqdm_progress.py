@@ -61,10 +61,10 @@ class Tqdm(_tqdm):
                 values["rate"] = 0  # shown as "?"
         return values
 
-    def restart_rate(self) -> None:
-        """Count the rate from here on: the step before was compiled first, and says nothing about the next steps."""
+    def restart_rate(self, done: int) -> None:
+        """Count the rate from here on: the last of the steps done was compiled first, and says nothing about the next ones."""
         self._last_draw = time.monotonic()
-        self._rate_origin = (self.n, self._last_draw)
+        self._rate_origin = (done, self._last_draw)
 
     def restart(self, total: float | None) -> None:
         """Empties the bar for ``total`` new items; None if their number is unknown."""
@@ -273,7 +273,7 @@ class TQDMProgressBar(DrawnBar):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.val_progress_bar.close()
         self.reset_dataloader_idx_tracker()
-        if self._train_progress_bar is not None and not self._train_progress_bar.disable and trainer.state.fn == "fit":
+        if self._train_progress_bar is not None and self.is_enabled and trainer.state.fn == "fit":
             self._train_progress_bar.set_postfix(self.get_metrics(trainer, pl_module))
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -325,9 +325,10 @@ class TQDMProgressBar(DrawnBar):
 
     def _end_compiling(self, bar: _tqdm, n: int) -> None:
         self._shows_compiling = False
-        bar.n = n
+        if self._should_update(n, bar.total):
+            bar.n = n
         if isinstance(bar, Tqdm):
-            bar.restart_rate()
+            bar.restart_rate(n)
 
     def _should_update(self, current: int, total: float | None) -> bool:
         return self.is_enabled and (current % self.refresh_rate == 0 or current == total)
