@@ -17,7 +17,7 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.dispatcher import StepDispatcher
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.outcome import StepOutcome
-from torch_compat.step.placed_batch import BatchForm, PlacedBatch
+from torch_compat.step.placed_batch import BatchForm, PlacedBatch, global_strides
 from torch_compat.step.program_cache import CacheRun, ProgramCache
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.lower.work import kernel_flops, model_flops
@@ -97,7 +97,8 @@ class AbstractSteps(MeshStepRunner):
         length = sequence_length([tuple(leaf.shape) for leaf, cut in zip(leaves, split, strict=True) if cut], self.mesh)
         arrays = [self._array(leaf, padded if cut else None, length) for leaf, cut in zip(leaves, split, strict=True)]
         logged = LoggedSize.of([shape for shape, _ in shapes], spec)  # pyright: ignore[reportArgumentType]
-        return PlacedBatch(arrays, spec, BatchForm(spec.key, placed_rows, split, shapes, logged))  # pyright: ignore[reportArgumentType]
+        form = BatchForm(spec.key, placed_rows, split, shapes, logged, global_strides(leaves, shapes))  # pyright: ignore[reportArgumentType]
+        return PlacedBatch(arrays, spec, form)
 
     def _array(self, leaf: torch.Tensor, rows: int | None, length: int | None) -> Any:
         alone = self.mesh.devices.size == 1 and self.model._unsharded

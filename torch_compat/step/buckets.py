@@ -32,6 +32,7 @@ from xlatrain.bridge.capture.capture import Capture, Recording
 from xlatrain.bridge.capture.updates import use_updates
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.tensors.dtypes import jax_dtype
+from xlatrain.bridge.tensors.strides import memory_order
 from xlatrain.mesh.mesh import platform, stages
 
 _OWN_PROGRAMS = 2  # sizes of a step that get a program of their own: a batch, and the smaller one that ends a pass
@@ -164,7 +165,8 @@ class Buckets:
         if batch.values is None or self._forms.layout.processes > 1 or not self._forms.holds(batch):
             return None
         form = batch.form
-        kinds = tuple((len(shape), dtype) for shape, dtype in form.shapes)
+        orders = [one and memory_order(one) for one in form.strides]
+        kinds = tuple((len(shape), dtype, order) for (shape, dtype), order in zip(form.shapes, orders, strict=True))
         key = (name, others, form.spec, kinds, tuple(step.scalars.outcomes), step.scalars.is_empty)
         family = self._families.setdefault(key, _Family())
         shapes = tuple(shape for shape, _ in form.shapes)
@@ -243,8 +245,7 @@ class Buckets:
         outcomes = None if host_values.assumptions is None else Assumptions(forced=step.scalars.outcomes)
 
         def inputs(host_values: HostValues) -> StepInputs:
-            leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in padded.form.shapes]
-            return dataclasses.replace(spec.inputs(host_values), leaves=leaves, graphs=None)
+            return dataclasses.replace(spec.inputs(host_values), leaves=padded.form.leaves(), graphs=None)
 
         graph = self._captures.graph(
             name, dataclasses.replace(spec, inputs=inputs), dataclasses.replace(host_values, assumptions=outcomes)

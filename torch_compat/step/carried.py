@@ -17,6 +17,7 @@ from torch_compat.run.batches import BatchSpec
 from torch_compat.step.effects.effects import ObjectPath, Record
 from torch_compat.step.placed_batch import BatchForm, PlacedBatch
 from xlatrain.bridge.tensors.live import unread_lazy
+from xlatrain.bridge.tensors.strides import strides_of
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,15 @@ class CarriedTensors:
             return batch
         places = tuple(place for place, _ in found)
         shapes = tuple((tuple(tensor.shape), tensor.dtype) for _, tensor in found)
-        key = (batch.form, places, shapes)
+        strides = tuple(strides_of(tensor) for _, tensor in found)
+        key = (batch.form, places, shapes, strides)
         if key not in self._forms:
             self._forms[key] = replace(
                 batch.form,
                 spec=(batch.form.spec, places),
                 split=(*batch.form.split, *[False] * len(found)),
                 shapes=(*batch.form.shapes, *shapes),
+                strides=(*batch.form.strides, *strides),
             )
         arrays = [self._put(tensor) for _, tensor in found]
         return PlacedBatch([*batch.arrays, *arrays], _Beside(batch.spec, places, self._roots), self._forms[key], batch.values)

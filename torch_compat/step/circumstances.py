@@ -19,6 +19,7 @@ from torch_compat.step.kept_graphs import settings
 from torch_compat.step.run_context import RunContext
 from torch_compat.step.values.marks import Same, contents, mark
 from xlatrain.bridge.jax_function import CallsJax
+from xlatrain.bridge.tensors.strides import strides_of
 
 _OF_ONE_RUN = frozenset(
     {"executor", "run_time", "transfer", "_claims", "_announced", "datamodule", "run_datamodule", "callbacks"}
@@ -35,7 +36,7 @@ class Circumstances:
     """Everything that steps depend on and no guard compares, since it is the same throughout a run.
 
     That is: the settings of Trainer and strategy; their plugins, callbacks and data module; the module's tensors, with their
-    shapes and dtypes, and the classes of its parts; the settings of the process. Of callbacks, of the data
+    shapes, strides and dtypes, and the classes of its parts; the settings of the process. Of callbacks, of the data
     module and of our own objects only the classes count, so that another Trainer with the same settings is as good: a step that
     asks for more belongs to one Trainer (:meth:`of_same_objects`).
 
@@ -56,7 +57,7 @@ class Circumstances:
         self._mesh, self._rules = strategy.mesh, strategy.sharding_rules(module)
         self._kinds = {path: (child, type(child)) for path, child in module.named_modules(remove_duplicate=False)}
         tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-        self._tensors = {name: (one, tuple(one.shape), one.dtype, one.layout) for name, one in tensors}
+        self._tensors = {name: (one, tuple(one.shape), one.dtype, one.layout, strides_of(one)) for name, one in tensors}
         settings = {name: value for name, value in vars(run).items() if name not in _OF_ONE_RUN}
         classes = [type(one) for name in _BY_CLASS for one in _listed(settings.pop(name, None))]
         plugins = (strategy, run.precision_plugin, getattr(strategy, "accelerator", None))

@@ -13,6 +13,7 @@ from torch_compat.utilities.host_arrays import host_value, place
 from xlatrain.bridge.tensors.dtypes import torch_dtype
 from xlatrain.bridge.tensors.host import as_numpy, from_numpy
 from xlatrain.bridge.tensors.live import LazyTensor, lazy_tensor
+from xlatrain.bridge.tensors.strides import Strides
 
 
 class VisibleGradients:
@@ -23,9 +24,13 @@ class VisibleGradients:
     Args:
         arrays: parameter name → gradient, None where there is none.
         params: parameter name → array, whose sharding a gradient that user code sets gets.
+        strides: of parameters that are not contiguous, which their gradients have too.
     """
 
-    def __init__(self, arrays: Mapping[str, jax.Array | None], params: Mapping[str, jax.Array]) -> None:
+    def __init__(
+        self, arrays: Mapping[str, jax.Array | None], params: Mapping[str, jax.Array], strides: Mapping[str, Strides]
+    ) -> None:
+        self._strides = strides
         self._arrays = dict(arrays)
         self._params = params
         self._shown: dict[str, torch.Tensor | None] = {}
@@ -34,7 +39,7 @@ class VisibleGradients:
         """The gradient of ``name`` as a CPU tensor of its shape and dtype, fetched when it is read; None if there is none."""
         if name not in self._shown:
             array = self._arrays.get(name)
-            self._shown[name] = None if array is None else _lazily(array)
+            self._shown[name] = None if array is None else _lazily(array, self._strides.get(name))
         return self._shown[name]
 
     def set(self, name: str, grad: torch.Tensor | None) -> None:
@@ -65,8 +70,8 @@ class VisibleGradients:
         return place(np.array(host).astype(param.dtype), param.sharding)
 
 
-def _lazily(array: jax.Array) -> torch.Tensor:
-    return lazy_tensor(array.shape, torch_dtype(array.dtype), lambda: from_numpy(np.array(host_value(array))))
+def _lazily(array: jax.Array, strides: Strides | None) -> torch.Tensor:
+    return lazy_tensor(array.shape, torch_dtype(array.dtype), lambda: from_numpy(np.array(host_value(array))), strides)
 
 
 class _InProgram(torch.autograd.Function):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
-import torch
 from jax.sharding import Mesh
 
 from torch_compat.step.buckets import cut
@@ -228,7 +227,7 @@ class MeshStepRunner:
         if carried:
             fresh = {**dict.fromkeys(fresh), **_added(carried, fresh)}
             model.state = dataclasses.replace(model.state, accumulated={})
-        model.grads = VisibleGradients(fresh, model.state.params)
+        model.grads = VisibleGradients(fresh, model.state.params, model.strides)
 
     def apply(self, hyper: Any, static: Hashable) -> None:
         """Update the parameters with the gradients as the hooks left them; they can still be seen afterwards.
@@ -243,7 +242,7 @@ class MeshStepRunner:
         state, extra = self.programs.update(static)(self.model.state, grads, hyper)
         self.finite = None if self.programs.plan.guard is None else extra[1]
         self.model.advance(state)
-        self.model.grads = VisibleGradients(grads, state.params)
+        self.model.grads = VisibleGradients(grads, state.params, self.model.strides)
         self.model.push_gradients()
 
     # -- what a step gave ------------------------------------------------------------------------------------------
@@ -258,6 +257,8 @@ class MeshStepRunner:
         self.index_looks.add(name, step, packed, host_values.numbers)
         for parameter, flag in step.requires_grad.items():
             self.model.params[parameter].requires_grad_(flag)
+        for tensor, strides in step.strides.items():
+            self.model.lay_out(tensor, strides)
         if not step.calls and not step.effects:  # the many steps that leave nothing to do on the host
 
             def result() -> Any:
@@ -348,7 +349,7 @@ class MeshStepRunner:
         """
         self._pending.make_all()  # the step's Python may look at what these change
         batch = self._carried.beside(self._running_step, batch)
-        leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.form.shapes]
+        leaves = batch.form.leaves()
         if with_gradients:
             options["gradients"] = {name: self.model.params[name] for name in self.model.state.accumulated}
         options["graphs"] = self.services.graphs

@@ -27,6 +27,7 @@ from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
 from xlatrain.bridge.tensors.host_copies import is_alone
 from xlatrain.bridge.tensors.live import LazyTensor, LiveTensors, lazy_tensor, live_array
+from xlatrain.bridge.tensors.strides import Strides, strides_of
 from xlatrain.cluster import distributed
 from xlatrain.host.host_memory import available_host_memory
 from xlatrain.mesh.mesh import is_multiprocess
@@ -92,6 +93,8 @@ class ModelState:
         self.live = LiveTensors(self._read, self._read_grad, self._write_grad, self.write, self.array)
         tensors = {**self.params, **self.buffers}
         self.live.adopt(tensors, storageless=self._take_over(tensors))
+        self.strides: dict[str, Strides] = {}  # of parameters and buffers that are not contiguous
+        self._note_strides(tensors)
         self.beside: dict[str, torch.Tensor] = {}  # buffers that were taken in
         self._tensors_there = ModuleTensors(module)
         self._others: list[str] = []
@@ -133,6 +136,7 @@ class ModelState:
         self._names[id(tensor)] = name
         born = self._born({name: tensor}, {name: self._whole})
         self.state = replace(self.state, buffers={**self.state.buffers, **born})
+        self._note_strides([name])
         if self.shardings is not None:
             self.shardings = replace(self.shardings, buffers={**self.shardings.buffers, name: self._whole})
         self.live.adopt({name: tensor}, storageless=self._take_over({name: tensor}))
@@ -240,8 +244,24 @@ class ModelState:
         """:meth:`push_writes` without the gradients, which in the hooks of a step are still to be used."""
         if self._tensors_there.changed():
             self.find_tensors()
+        self._note_strides(self.live.exposed)
         for name, host in self.live.written().items():
             self.write(name, host)
+
+    def _note_strides(self, names: Iterable[str]) -> None:
+        """Look at the strides of parameters and buffers, in which user code may have changed them."""
+        for name in names:
+            now = strides_of(self.params[name] if name in self.params else self.buffers[name])
+            if self.strides.get(name) != now:
+                self.live.forms_changed += 1
+                self.strides.pop(name, None)
+                if now is not None:
+                    self.strides[name] = now
+
+    def lay_out(self, name: str, strides: Strides | None) -> None:
+        """Give a parameter or buffer the strides that a step has left it with."""
+        self.live.lay_out(name, strides)
+        self._note_strides([name])
 
     def find_tensors(self) -> None:
         """Take over buffers that were assigned anew; those of another kind stay on the host, see :meth:`check_tensors`."""
@@ -258,6 +278,7 @@ class ModelState:
             values, before = as_numpy(tensor.detach()), self.buffers[name]
             self.live.replace(name, tensor)
             self._put(name, tensor)
+            self._note_strides([name])
             if tensor.shape == before.shape:
                 self.write(name, values)
             else:
@@ -282,6 +303,7 @@ class ModelState:
             self.live.put_unread(name, new)
             self._put(name, new)
             self.module.get_submodule(path)._buffers[key] = new
+            self._note_strides([name])
             self.shapes_changed += 1
         self._tensors_there.refresh()
 
@@ -389,7 +411,7 @@ class ModelState:
     def _visible_gradients(self) -> VisibleGradients:
         """The gradients that ``p.grad`` shows: in the hooks of a step its own, outside of a step those accumulated so far."""
         if self.grads is None:
-            self.grads = VisibleGradients(self.state.accumulated, self.state.params)
+            self.grads = VisibleGradients(self.state.accumulated, self.state.params, self.strides)
         return self.grads
 
     def push_gradients(self) -> None:
@@ -432,7 +454,7 @@ class ModelState:
             )
 
         param = self.params[name]
-        return lazy_tensor(tuple(param.shape), param.dtype, raise_error)
+        return lazy_tensor(tuple(param.shape), param.dtype, raise_error, self.strides.get(name))
 
     def of_trained(self, grads: Mapping[str, Any]) -> dict[str, Any]:
         """The gradients, by name, whose parameter requires one at this moment."""

@@ -142,7 +142,7 @@ class Filler:
                 self._look()
                 return _fetch(array, spec.dtype, rows)
 
-            self._made[index] = made = lazy_tensor(shape, spec.dtype, read)
+            self._made[index] = made = lazy_tensor(shape, spec.dtype, read, spec.strides if rows is None else None)
             if rows is None:
                 setattr(read, _ARRAY, array)  # which is let go of when it is read
             if rows is not None:

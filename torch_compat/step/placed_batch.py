@@ -12,6 +12,7 @@ import torch
 from torch_compat.run.batches import BatchSpec, LoggedSize, flatten_batch
 from torch_compat.step.host.batch_values import BatchValues, LeafGatherer
 from xlatrain.bridge.tensors.host import as_numpy
+from xlatrain.bridge.tensors.strides import Strides, dense_strides, empty, strides_of
 from xlatrain.mesh.batch_layout import BatchPadding
 from xlatrain.mesh.data import BatchPlacer
 from xlatrain.mesh.placement import Placement
@@ -26,6 +27,7 @@ class BatchForm:
         rows: the real rows.
         split: for each array whether dim 0 is split over the mesh.
         shapes: global shape (real rows only) and torch dtype of each tensor.
+        strides: of each tensor that is not contiguous, in its global shape.
         logged: the weight of the batch in the epoch's mean of a logged value.
     """
 
@@ -34,6 +36,11 @@ class BatchForm:
     split: tuple[bool, ...]
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     logged: LoggedSize
+    strides: tuple[Strides | None, ...]
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Tensors like those of the batch, without values."""
+        return [empty(shape, dtype, strides, "meta") for (shape, dtype), strides in zip(self.shapes, self.strides, strict=True)]
 
 
 class PlacedBatch(NamedTuple):
@@ -99,7 +106,7 @@ class BatchForms:
         """
         leaves, spec = flatten_batch(batch)
         arrays, placement = self._place([as_numpy(leaf) for leaf in leaves], names=spec.names, copy=copy)
-        key = (spec.key, placement, *[leaf.dtype for leaf in leaves])
+        key = (spec.key, placement, *[(leaf.dtype, strides_of(leaf)) for leaf in leaves])
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = _form(leaves, spec, placement)
@@ -118,10 +125,13 @@ class BatchForms:
         hosts = [_padded(np.asarray(array), *sizes) for array, *sizes in zip(batch.arrays, true, shapes, strict=True)]
         arrays, placement = self._place(hosts, names=batch.spec.names, copy=False)
         dtypes = [dtype for _, dtype in batch.form.shapes]
-        key = (batch.spec.key, placement, *dtypes)
+        strides = [
+            None if one is None else dense_strides(shape, one) for shape, one in zip(shapes, batch.form.strides, strict=True)
+        ]
+        key = (batch.spec.key, placement, *zip(dtypes, strides, strict=True))
         form = self._forms.get(key)
         if form is None:
-            leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True)]
+            leaves = [empty(*of_leaf, "meta") for of_leaf in zip(shapes, dtypes, strides, strict=True)]
             form = self._forms[key] = _form(leaves, batch.spec, placement)
         return PlacedBatch(arrays, batch.spec, form, batch.values)
 
@@ -140,7 +150,15 @@ def _form(leaves: Sequence[torch.Tensor], spec: BatchSpec, placement: Placement)
         for leaf, split in zip(leaves, placement.split, strict=True)
     ]
     logged = LoggedSize.of([shape for shape, _ in shapes], spec)
-    return BatchForm(spec.key, placement.rows, placement.split, tuple(shapes), logged)
+    return BatchForm(spec.key, placement.rows, placement.split, tuple(shapes), logged, global_strides(leaves, shapes))
+
+
+def global_strides(leaves: Sequence[torch.Tensor], shapes: Sequence[tuple[Any, torch.dtype]]) -> tuple[Strides | None, ...]:
+    """The strides of tensors that are not contiguous, in their global shapes."""
+    own = zip(leaves, map(strides_of, leaves), shapes, strict=True)
+    return tuple(
+        strides if strides is None or shape == leaf.shape else dense_strides(shape, strides) for leaf, strides, (shape, _) in own
+    )
 
 
 def _padded(host: np.ndarray, true: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:

@@ -98,7 +98,7 @@ class ProgramCache:
         self._steps: dict[str, StepPrograms] = {}
         self._attended_steps: dict[str, AttendedStep] = {}
         self._flags: tuple[bool, ...] = ()
-        self._flags_numbers: dict[tuple[tuple[bool, ...], tuple[tuple[int, ...], ...]], int] = {}
+        self._flags_numbers: dict[tuple[tuple[bool, ...], tuple[tuple[int, ...], ...], Hashable], int] = {}
         self._flags_number = 0
         self._buckets: Buckets | None = None
         self._of_trainer: list[str] = []  # steps of earlier runs that another Trainer may not take over
@@ -427,6 +427,7 @@ class ProgramCache:
         if self._model.shapes_changed:
             shapes = zip(self._model.buffers, self._model.buffer_shapes(), strict=False)
             facts.update({f"shape of the buffer self.{one}": str(shape) for one, shape in shapes})
+        facts.update({f"{one}.stride()": str(strides) for one, strides in self._model.strides.items()})
         facts.update(self._guards.facts(name))
         facts.update({f"`{guard.text.removesuffix(' ==')}`": repr(guard.outcome) for guard in step.scalars.guards})
         facts.update({guard.text: repr(guard.outcome)[:60] for guard in step.scalars.asked})
@@ -447,16 +448,18 @@ class ProgramCache:
         return self._flags
 
     def _tensors_number(self) -> int:
-        """A number for the parameters' ``requires_grad`` and the buffers' shapes; both are read again only after one changed.
+        """A number for the parameters' ``requires_grad``, the buffers' shapes and the strides of both; read again only after one
+        changed.
 
         Raises:
             CaptureError: buffers change their shapes all the time.
         """
-        seen = (self._model.live.flags_changed, self._model.shapes_changed)
+        seen = (self._model.live.forms_changed, self._model.shapes_changed)
         if self._flags_seen != seen:
             self._flags, shapes = self._model.requires_grad(), self._model.buffer_shapes()
-            self._flags_number = self._flags_numbers.setdefault((self._flags, shapes), len(self._flags_numbers))
-            known = dict.fromkeys(shapes for _, shapes in self._flags_numbers)
+            forms = (self._flags, shapes, tuple(self._model.strides.items()))
+            self._flags_number = self._flags_numbers.setdefault(forms, len(self._flags_numbers))
+            known = dict.fromkeys(shapes for _, shapes, _ in self._flags_numbers)
             if len(known) > _MAX_SHAPES:
                 last = zip(self._model.buffers, *list(known)[-2:], strict=False)
                 name, before, now = next(one for one in last if one[1] != one[2])

@@ -144,3 +144,45 @@ def texts_of_batch_objects(run: Run) -> None:
 @case
 def empty_dataset(run: Run) -> None:
     run.fit(Regression(), run.trainer(max_epochs=2), DataLoader([], batch_size=run.batch_size))
+
+
+@case
+def tensors_in_another_order_of_memory(run: Run) -> None:
+    """Parameters, buffers, batches, results and gradients that are not contiguous, and what their strides decide."""
+
+    class Turned(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.turned = torch.nn.Parameter(torch.arange(6.0).view(2, 3).t() / 6)
+            self.register_buffer("kept", torch.arange(6.0).view(2, 3).t())
+            self.register_buffer("laid", torch.arange(6.0).view(2, 3))
+            self.strides: list[Any] = []
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            x, y = batch
+            return x.t().contiguous().t(), y
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, _ = batch
+            run.note("batch", [x.stride(0) == 1, x.is_contiguous()])
+            by_memory = self.turned.as_strided((2,), (1,)).square().sum() + x.as_strided((2,), (1,)).mean()
+            flat = self.kept.reshape(-1)  # a copy here, a view of one that is contiguous
+            flat.add_(1)
+            self.kept.as_strided((2,), (1,)).mul_(0.5)
+            self.laid = (self.laid.contiguous() + 1).t().contiguous().t()
+            order = 1 + self.laid.stride(0) + self.turned.stride(0)
+            return {"loss": self.loss(batch) + by_memory * order, "turned": self.turned.detach() * self.kept}
+
+        def on_after_backward(self) -> None:
+            assert self.turned.grad is not None
+            self.strides.append([list(self.turned.grad.stride()), self.turned.grad.is_contiguous()])
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            turned = outputs["turned"]
+            before = list(turned.stride())  # before a value is read
+            self.strides.append([before, turned.as_strided((2,), (1,)).tolist(), list(turned.stride())])
+            self.strides.append([list(self.laid.stride()), list(self.kept.stride()), list(self.turned.stride())])
+
+    model = Turned()
+    run.fit(model, run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+    run.note("strides", model.strides)

@@ -112,16 +112,16 @@ def test_gradients_used_up_in_a_program_are_there_without_values(state: ModelSta
 
 def test_gradients_that_hooks_see(state: ModelState) -> None:
     grads = {"layer.weight": jnp.ones((8, 16)), "layer.bias": None}
-    state.grads = VisibleGradients(grads, state.state.params)
+    state.grads = VisibleGradients(grads, state.state.params, {})
     assert state.module.layer.weight.grad.unique().tolist() == [1.0]
     assert state.module.layer.bias.grad is None
 
 
 def test_frozen_parameters_are_told_by_their_flags(state: ModelState) -> None:
     assert all(state.requires_grad())
-    seen = state.live.flags_changed
+    seen = state.live.forms_changed
     state.module.layer.bias.requires_grad_(False)
-    assert state.live.flags_changed != seen
+    assert state.live.forms_changed != seen
     assert dict(zip(state.params, state.requires_grad(), strict=True))["layer.bias"] is False
 
 
@@ -157,7 +157,7 @@ def gradients() -> VisibleGradients:
     sharding = jax.sharding.NamedSharding(mesh_of(8), P("fsdp"))
     params = {"a": jax.device_put(jnp.zeros((8, 2)), sharding), "b": jnp.zeros(3, jnp.bfloat16), "c": jnp.zeros(2)}
     arrays = {"a": jax.device_put(jnp.full((8, 2), 2.0), sharding), "b": jnp.ones(3, jnp.bfloat16), "c": None}
-    return VisibleGradients(arrays, params)
+    return VisibleGradients(arrays, params, {})
 
 
 def test_gradients_that_nobody_looks_at_stay_where_they_are(gradients: VisibleGradients) -> None:

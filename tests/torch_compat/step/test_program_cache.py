@@ -68,7 +68,7 @@ class Cache:
         context = TraceContext(self.model.live.traced_as, lambda *_: nothing(), nothing, lambda *_: nothing(OptimizerTrace()))
 
         def inputs(host_values: HostValues) -> StepInputs:
-            leaves = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in batch.form.shapes]
+            leaves = batch.form.leaves()
 
             def call(batch: Any, tracer: Any) -> Any:
                 return self.module.validation_step(batch, tracer.counter("batch_idx"))

@@ -132,10 +132,10 @@ def test_gradients_come_from_and_go_to_the_owner(store: Store) -> None:
 
 def test_a_change_of_requires_grad_is_counted(store: Store) -> None:
     w = store.tensors["w"]
-    before = store.live.flags_changed
+    before = store.live.forms_changed
     w.requires_grad_(False)
     w.requires_grad = True
-    assert store.live.flags_changed == before + 2
+    assert store.live.forms_changed == before + 2
     assert w.requires_grad
 
 

@@ -45,6 +45,7 @@ from xlatrain.bridge.capture.op_log import OpLog
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for
 from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
+from xlatrain.bridge.tensors.strides import Strides, empty, strides_of
 from xlatrain.step.loss_scale import LossScaler
 
 UserCall = Callable[[Any, ScalarTracer], Any]
@@ -91,11 +92,12 @@ class StepInputs:
 
     @property
     def form(self) -> Hashable:
-        """The names and shapes of the inputs."""
-        leaves = tuple((tuple(leaf.shape), leaf.dtype) for leaf in self.leaves)
+        """The names, shapes and strides of the inputs."""
+        leaves = tuple((tuple(leaf.shape), leaf.dtype, strides_of(leaf)) for leaf in self.leaves)
         states = tuple((key, tuple(one.shape), one.dtype) for key, one in (self.states or {}).items())
         buffers = tuple((name, tuple(one.shape)) for name, one in self.buffers.items())
-        return (tuple(self.params), buffers, tuple(self.gradients), leaves, self.scaler, self.arrays, states)
+        strides = tuple(map(strides_of, (*self.params.values(), *self.buffers.values())))
+        return (tuple(self.params), buffers, tuple(self.gradients), leaves, self.scaler, self.arrays, states, strides)
 
     @property
     def may_be_kept(self) -> bool:
@@ -181,6 +183,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
     hooks = {name: hooks_of(param) for name, param in inputs.params.items()}
     changed_flags: dict[str, bool] = {}
     reshaped: dict[str, torch.Size] = {}
+    left_strides: dict[str, Strides | None] = {}
     ops = ""
     outside: Sequence[torch.Tensor] = ()
     by_identity = False
@@ -247,6 +250,8 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
             texts.finish()
             changed_flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != flags[n]})
+            left_strides.update(_changed_strides(values, inputs.params))
+            left_strides.update(_changed_strides({**state, **changed}, inputs.buffers))
             now = dict(module.named_buffers())
             loss_scale = [] if scaling is None else [scaling.scale, scaling.growth_tracker]
             assumed = asked.assumed.traced
@@ -282,7 +287,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         ops=ops,
         outside=outside,
         by_identity=by_identity,
-        text=f"{trace.text()}\n{changed_flags}{reshaped or ''}",
+        text=f"{trace.text()}\n{changed_flags}{reshaped or ''}{left_strides or ''}",
         reads=trace.scalars.read,
         logs=tuple(trace.logs.entries),
         effects=trace.effects,
@@ -292,6 +297,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         optimizers=trace.optimizers,
         requires_grad=changed_flags,
         reshaped=reshaped,
+        strides=left_strides,
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
         gradient_names=tuple(inputs.gradients),
@@ -370,8 +376,13 @@ def _scalar_specs(scaler: LossScaler | None, arrays: Sequence[ArrayForm]) -> lis
 
 
 def _spec(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the parameter's shape and dtype without values, made without touching the parameter's."""
-    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
+    """A tensor of the parameter's shape, dtype and strides without values, made without touching the parameter's."""
+    return empty(tensor.shape, tensor.dtype, strides_of(tensor), "meta")
+
+
+def _changed_strides(now: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> dict[str, Strides | None]:
+    """The strides of tensors, by name, that are others than before."""
+    return {name: strides_of(now[name]) for name, one in before.items() if strides_of(now[name]) != strides_of(one)}
 
 
 def _changed_buffers(

@@ -17,6 +17,7 @@ from torch_compat.step.optimizers.inline import InlineKey
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture.capture import Capture, Recording
 from xlatrain.bridge.tensors.constants import contents_of
+from xlatrain.bridge.tensors.strides import Strides
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class StepRun:
         optimizers: the optimizer steps in the graph, and the host actions before the program.
         requires_grad: the parameters whose flag the step leaves changed, with the new flag.
         reshaped: the buffers that have another shape after the step, with that.
+        strides: the parameters and buffers that it leaves with others.
         param_names, buffer_names: of the state that is its input, in order.
         gradient_names: the parameters whose gradients are inputs.
         state_keys: the tensors of optimizers' states that are inputs.
@@ -59,6 +61,7 @@ class StepRun:
     optimizers: OptimizerTrace
     requires_grad: Mapping[str, bool]
     reshaped: Mapping[str, tuple[int, ...]]
+    strides: Mapping[str, Strides | None]
     param_names: tuple[str, ...]
     buffer_names: tuple[str, ...]
     gradient_names: tuple[str, ...]

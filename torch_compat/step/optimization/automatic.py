@@ -297,7 +297,7 @@ class AutomaticOptimization:
         def closure() -> Any:
             loss = forward()
             model = self._steps.model
-            model.grads = VisibleGradients(self.kept_gradients or {}, model.state.params)
+            model.grads = VisibleGradients(self.kept_gradients or {}, model.state.params, model.strides)
             return loss
 
         self._step_through_hook(closure, batch_idx)

@@ -56,6 +56,7 @@ from xlatrain.bridge.loops.schedule import Schedule, unrolled
 from xlatrain.bridge.loops.staging import Staged, stage
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream, virtual_rng_state
+from xlatrain.bridge.tensors.strides import Strides, strides_of
 from xlatrain.host.garbage import uncollected
 from xlatrain.mesh.pipelining import Pipelining
 
@@ -65,14 +66,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape and torch dtype of one tensor of a captured graph."""
+    """Shape, torch dtype and, where it is not contiguous, strides of one tensor of a captured graph."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    strides: Strides | None = None
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> TensorSpec:
-        return cls(tuple(tensor.shape), tensor.dtype)
+        return cls(tuple(tensor.shape), tensor.dtype, strides_of(tensor))
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}[{','.join(map(str, self.shape))}]"

@@ -8,6 +8,7 @@ written there is found before the next step. Tensors that nobody reads cost noth
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import traceback
 import types
@@ -22,7 +23,8 @@ import torch.utils._pytree as pytree
 from xlatrain.bridge.capturing import is_capturing
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.tensors.host import borrowed, from_numpy
-from xlatrain.bridge.tensors.host_copies import HostCopies
+from xlatrain.bridge.tensors.host_copies import HostCopies, storageless
+from xlatrain.bridge.tensors.strides import Strides, dense_strides, strides_of, with_strides
 
 _T: Any = torch.Tensor
 _AUTOGRAD_FIELDS = ("requires_grad", "is_leaf", "grad_fn", "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
@@ -79,9 +81,9 @@ class LiveTensors:
         self.write_grad = write_grad
         self._tensors: dict[str, torch.Tensor] = {}
         self._versions: dict[str, int] = {}
-        self._exposed: set[str] = set()
+        self.exposed: set[str] = set()
         self.version = 0
-        self.flags_changed = 0
+        self.forms_changed = 0
         self._traced: Mapping[str, torch.Tensor] | None = None
 
     def adopt(self, tensors: Mapping[str, torch.Tensor], storageless: Collection[str] = ()) -> None:
@@ -144,7 +146,7 @@ class LiveTensors:
         """Put another tensor in the place of the tensor ``name``, which becomes an ordinary tensor; the new values count."""
         self.refresh(name)
         self._forget(name, self._tensors[name])
-        self._exposed.discard(name)
+        self.exposed.discard(name)
         self.adopt({name: tensor})
 
     def put_unread(self, name: str, tensor: torch.Tensor) -> None:
@@ -153,15 +155,15 @@ class LiveTensors:
         That one becomes an ordinary tensor, with what was on the host last.
         """
         self._forget(name, self._tensors[name])
-        self._exposed.discard(name)
+        self.exposed.discard(name)
         self.adopt({name: tensor})
         self._versions[name] = _NEVER
 
     def advance(self) -> None:
         """The arrays were replaced: what the host has is stale."""
         self.version += 1
-        if self._exposed:
-            self._exposed.clear()
+        if self.exposed:
+            self.exposed.clear()
         self._copies.drop_all()
 
     def refresh(self, name: str) -> None:
@@ -179,18 +181,26 @@ class LiveTensors:
         name = tensor._live[1]  # pyright: ignore[reportAttributeAccessIssue]
         if self._traced is not None or not self._copies.lacks(name):
             return None
-        return lazy_tensor(tuple(tensor.shape), tensor.dtype, _DetachedLater(self, name, tensor, self.version))
+        fetch = _DetachedLater(self, name, tensor, self.version)
+        return lazy_tensor(tuple(tensor.shape), tensor.dtype, fetch, strides_of(tensor))
+
+    def lay_out(self, name: str, strides: Strides | None) -> None:
+        """Give a tensor other strides, with its current value."""
+        self.refresh(name)
+        tensor = self._tensors[name]
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            tensor.data = tensor.data.contiguous() if strides is None else with_strides(tensor.data, strides)
 
     def expose(self, name: str) -> None:
         """User code is about to see (and may write) the values of ``name``."""
         self.refresh(name)
-        self._exposed.add(name)
+        self.exposed.add(name)
 
     def written(self) -> dict[str, np.ndarray]:
         """The host values, by name, of tensors that user code changed since the last :meth:`advance`."""
-        if not self._exposed:
+        if not self.exposed:
             return {}
-        found = ((name, self._changed(name)) for name in sorted(self._exposed))
+        found = ((name, self._changed(name)) for name in sorted(self.exposed))
         return {name: host for name, host in found if host is not None}
 
     def _changed(self, name: str) -> np.ndarray | None:
@@ -203,9 +213,9 @@ class LiveTensors:
 
     def _give_up(self, name: str) -> None:
         """The host memory of ``name`` is about to go: what user code wrote there counts."""
-        if name in self._exposed and self._write is not None and (host := self._changed(name)) is not None:
+        if name in self.exposed and self._write is not None and (host := self._changed(name)) is not None:
             self._write(name, np.array(host))
-        self._exposed.discard(name)
+        self.exposed.discard(name)
         self._versions[name] = _NEVER
 
     @contextlib.contextmanager
@@ -242,7 +252,7 @@ class _Live:
             return later
         if func in NEEDS_NO_VALUES and not (func in _OF_AUTOGRAD and args[0]._live[0]._traced is not None):
             if func == _T.requires_grad.__set__ or func is _T.requires_grad_:
-                args[0]._live[0].flags_changed += 1
+                args[0]._live[0].forms_changed += 1
         else:
             given, args, kwargs = args, *_with_values(args, kwargs)
             attribute = getattr(func, "__self__", None)
@@ -290,7 +300,7 @@ def live_array(tensor: torch.Tensor) -> Any:
         owner, name = tensor._live
     else:
         return None
-    return None if owner.array is None or name in owner._exposed else owner.array(name)
+    return None if owner.array is None or name in owner.exposed else owner.array(name)
 
 
 @dataclass(frozen=True)
@@ -390,7 +400,9 @@ class LazyTensor(torch.Tensor):
             raise error
         fetched = self._fetch()
         with torch._C.DisableTorchFunctionSubclass():
-            self.data = fetched.reshape(self.shape)
+            strides = strides_of(self)
+            given = fetched.reshape(self.shape)
+            self.data = given if strides is None or given.stride() == strides else with_strides(given, strides)
         del self._fetch
         self.__class__ = torch.Tensor  # pyright: ignore[reportAttributeAccessIssue]
         return self
@@ -426,18 +438,20 @@ def read_lazy(tensor: torch.Tensor) -> None:
         tensor._with_values()
 
 
-def lazy_tensor(shape: tuple[int, ...], dtype: torch.dtype, fetch: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """A tensor of ``shape`` and ``dtype`` that calls ``fetch`` for its values when they are first needed."""
-    tensor = torch.Tensor._make_subclass(LazyTensor, _placeholder(dtype).expand(shape))
+def lazy_tensor(
+    shape: tuple[int, ...], dtype: torch.dtype, fetch: Callable[[], torch.Tensor], strides: Strides | None = None
+) -> torch.Tensor:
+    """A tensor of ``shape`` and ``dtype`` that calls ``fetch`` for its values when they are first needed.
+
+    Args:
+        strides: None: contiguous.
+    """
+    tensor = torch.Tensor._make_subclass(LazyTensor, _placeholder(shape, dtype, strides))
     tensor._fetch = fetch
     return tensor
 
 
-_PLACEHOLDERS: dict[torch.dtype, torch.Tensor] = {}
-
-
-def _placeholder(dtype: torch.dtype) -> torch.Tensor:
-    """A scalar of ``dtype``, made once, as the memory of tensors without values."""
-    if dtype not in _PLACEHOLDERS:
-        _PLACEHOLDERS[dtype] = torch.empty((), dtype=dtype)
-    return _PLACEHOLDERS[dtype]
+@functools.lru_cache(maxsize=256)
+def _placeholder(shape: tuple[int, ...], dtype: torch.dtype, strides: Strides | None) -> torch.Tensor:
+    """A tensor of this geometry whose memory all lazy ones share, which have none."""
+    return storageless(shape, strides or dense_strides(shape, (0,) * len(shape)), dtype)

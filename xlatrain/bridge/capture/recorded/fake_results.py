@@ -10,6 +10,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from xlatrain.bridge.tensors.strides import empty, strides_of
+
 CPU = torch.device("cpu")
 _META = torch.device("meta")
 _LITERALS = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
@@ -134,9 +136,9 @@ class Fakes:
         return made
 
     def like(self, tensor: torch.Tensor) -> FakeTensor:
-        """A fake tensor of the tensor's shape and dtype, dense, which requires a gradient if the tensor does."""
+        """A fake tensor of the tensor's shape, dtype and strides, which requires a gradient if the tensor does."""
         with torch._C._DisableTorchDispatch():
-            meta = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device=_META)
+            meta = empty(tensor.shape, tensor.dtype, strides_of(tensor), "meta")
         made = self.from_meta(meta)
         made.requires_grad_(tensor.requires_grad)
         return made
