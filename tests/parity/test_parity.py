@@ -260,7 +260,6 @@ EAGER_CASES = {
     "lbfgs": "LBFGS",
     "sparse_adam": "SparseAdam",
     "branch_over_the_whole_batch": "metrics.py",
-    "used_in_the_loss": "metrics.py",
     "branch_on_a_metric": "metrics.py",
     "smoothed_in_a_namespace": "SPACE",
     "shown_by_an_array": "writes in place to a tensor",

@@ -281,6 +281,54 @@ def used_in_the_loss(run: Run) -> None:
     fit(run, Model())
 
 
+class Weighted(torchmetrics.Metric):
+    """A loss that is a metric, as chemprop's are."""
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weights", weights)
+        self.add_state("total", default=torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("rows", default=torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        self.total = self.total + ((preds - target).square() * self.weights).sum()
+        self.rows = self.rows + preds.shape[0]
+
+    def compute(self) -> Tensor:
+        return self.total / self.rows
+
+
+@case
+def the_loss_is_a_metric(run: Run) -> None:
+    class Model(Measured):
+        def __init__(self, *, manual: bool) -> None:
+            super().__init__()
+            self.criterion = Weighted(torch.tensor([1.0, 2.0, 0.5]))
+            self.both = torchmetrics.MetricCollection([torchmetrics.MeanSquaredError(), torchmetrics.MeanAbsoluteError()])
+            self.automatic_optimization = not manual
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            logits, target = self.layer(batch[0]), F.one_hot(batch[1], 3).float()
+            loss = self.criterion(logits, target)
+            self.log("criterion", self.criterion, on_step=True, on_epoch=True)
+            if not self.automatic_optimization:
+                optimizer = self.optimizers()
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+                return None
+            found = self.both(logits, target)
+            self.log("twice", 2 * loss, on_epoch=True)
+            return {"loss": 0.1 * (loss + 3 * found["MeanSquaredError"]) + sum(found.values())}
+
+        def on_train_epoch_end(self) -> None:
+            self.log_dict(self.both.compute()) if self.automatic_optimization else None
+            self.both.reset()
+
+    for manual in (False, True):
+        fit(run, Model(manual=manual))
+
+
 @case
 def branch_on_a_metric(run: Run) -> None:
     class Model(Measured):

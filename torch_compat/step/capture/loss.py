@@ -24,6 +24,8 @@ def closure_loss(output: Any) -> torch.Tensor | None:
         _warnings.warn("`training_step` returned `None`. If this was on purpose, ignore it: no update is made.")
         return None
     loss = output.get("loss") if isinstance(output, Mapping) else output
+    if type(loss) is HostFuture and (made := loss.in_graph()) is not None:
+        loss = made
     if type(loss) is HostFuture:
         reason = "the loss depends on this value, which is computed on the host (a torchmetrics result, .numpy(), …)"
         raise loss.refusal(reason, at_origin=True)

@@ -7,6 +7,7 @@ before the step, as what depends on the batch alone: then what the branch saw is
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
@@ -71,9 +72,10 @@ class HostFuture:
         like: any value of the same type and shape, where they are known: answers ``isinstance``, ``shape`` and ``len``.
         known: where it is known before the step.
         compared: the traced numbers whose comparison it is.
+        later: computes the same value in the graph, where the step computes with it; None from it: that cannot be.
     """
 
-    __slots__ = ("_calls", "_compared", "_known", "_like", "_slot", "_traced")
+    __slots__ = ("_calls", "_compared", "_known", "_later", "_like", "_slot", "_traced")
     comes_after_the_step = True
 
     def __init__(
@@ -84,6 +86,7 @@ class HostFuture:
         like: Any = None,
         known: Known | None = None,
         compared: Compared | None = None,
+        later: Callable[[], Any] | None = None,
     ) -> None:
         self._calls = calls
         self._compared = compared
@@ -91,6 +94,7 @@ class HostFuture:
         self._slot = slot
         self._traced = traced
         self._like = like
+        self._later = later
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -104,6 +108,13 @@ class HostFuture:
     def tensor(self) -> torch.Tensor | None:
         """The value as a traced tensor, if there is one."""
         return self._traced
+
+    def in_graph(self) -> torch.Tensor | None:
+        """The value as a traced tensor to compute with; None where the host alone has it."""
+        if self._traced is not None or self._later is None:
+            return self._traced
+        made = self._later()
+        return made if isinstance(made, torch.Tensor) else None
 
     def read_of(self) -> torch.Tensor | None:
         """The tensor of the graph whose numbers these are (``lengths.tolist()``, an entry of it), if they are those of one."""
@@ -151,7 +162,8 @@ class HostFuture:
         numbers = not kwargs and all(isinstance(like, int | float) for like in likes)
         like = _number_like(function, likes) if numbers else None
         compared = None if both is None or known is not None else _compared(function, args, slot)
-        return HostFuture(self._calls, slot, both, like, known, compared)
+        later = _later_of(function, args, kwargs) if both is None and known is None else None
+        return HostFuture(self._calls, slot, both, like, known, compared, later)
 
     def _record(self, function: Callable[..., Any], args: Any, kwargs: Any, *, pure: bool = False) -> ValueSlot:
         if self._calls.closed:
@@ -167,11 +179,15 @@ class HostFuture:
         like: Any = self._like
         part = like[key] if hasattr(like, "__getitem__") else None  # a KeyError or IndexError is the right answer
         known = self._known and self._known.then(operator.itemgetter(key), f"entry {key!r}")
-        return HostFuture(self._calls, self._slot.part("item", key), like=part, known=known)
+        whole = self._later
+        later = None if whole is None else lambda: None if (made := whole()) is None else made[key]
+        return HostFuture(self._calls, self._slot.part("item", key), like=part, known=known, later=later)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if name == "backward" and self._later is not None and (made := self.in_graph()) is not None:
+            return made.backward
         like = self._like
         if like is not None:
             known = getattr(like, name)  # an AttributeError is the right answer
@@ -199,6 +215,11 @@ class HostFuture:
             exact = [leaf._exact("a tensor op") if type(leaf) is HostFuture else leaf for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(exact, spec)
             return func(*args, **kwargs)
+        if any(map(is_traced, leaves)):
+            made = [leaf.in_graph() if type(leaf) is HostFuture else leaf for leaf in leaves]
+            if not any(value is None and type(leaf) is HostFuture for value, leaf in zip(made, leaves, strict=True)):
+                args, kwargs = pytree.tree_unflatten(made, spec)
+                return func(*args, **kwargs)
         if _writes(func, kwargs) and any(is_traced(leaf) for leaf in leaves if type(leaf) is not HostFuture):
             raise deferred[0].refusal("a value that is computed on the host is written into a tensor of the step")
         return deferred[0]._apply(func, *args, **(kwargs or {}))
@@ -377,6 +398,24 @@ def _number_of(arg: Any) -> torch.Tensor | float:
         assert arg._traced is not None
         return arg._traced
     return arg.tensor() if type(arg) is HostScalar else arg
+
+
+def _later_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """Computes a function of deferred values in the graph; None where the host alone has one of them."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    deferred = [leaf for leaf in leaves if type(leaf) is HostFuture]
+    if function is _call or not any(one._later for one in deferred) or any(type(leaf) is HostScalar for leaf in leaves):
+        return None
+
+    @functools.cache
+    def later() -> Any:
+        values = [leaf.in_graph() if type(leaf) is HostFuture else leaf for leaf in leaves]
+        if any(value is None and type(leaf) is HostFuture for value, leaf in zip(values, leaves, strict=True)):
+            return None
+        args, kwargs = pytree.tree_unflatten(values, spec)
+        return function(*args, **kwargs)
+
+    return later
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

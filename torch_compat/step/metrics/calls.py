@@ -28,6 +28,7 @@ from torch_compat.step.metrics.sync import counted_once, is_per_row, synchronize
 from torch_compat.step.values.generators import torch_generator_kept
 from torch_compat.utilities.metric_types import is_metric, is_metric_or_collection, torchmetrics_if_imported
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
+from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.patches import patched
 from xlatrain.cluster.distributed import world
 
@@ -154,7 +155,30 @@ class MetricCalls:
         place = self._calls.record(call, args, kwargs, text=name, state=_parts(metric))
         if method == "forward":
             self._forwards.append((call, place.index))
-        return unpacked(HostFuture(self._calls, place, like=like)) if gives_value else None
+        later = functools.cache(functools.partial(self._in_graph, metric, args, kwargs)) if method == "forward" else None
+        return unpacked(HostFuture(self._calls, place, like=like, later=later)) if gives_value else None
+
+    def _in_graph(self, metric: Any, args: Any, kwargs: Any) -> Any:
+        """The value of a forward for a step that computes with it: that of a copy which has seen nothing else.
+
+        None where it cannot be computed in the graph. The metric itself is called on the host, as ever.
+        """
+        if any(type(leaf) is HostFuture for leaf in pytree.tree_leaves((args, kwargs))) or any(True for _ in metric.parameters()):
+            return None
+        self._inside = True
+        try:
+            held = [one for part in metric.modules() for one in (*part._buffers.values(), *vars(part).values())]
+            same = {id(one): one for one in held if isinstance(one, torch.Tensor)}  # seen by guards, which a copy is not
+            with _disable_current_modes():
+                clone = copy.deepcopy(metric, same)
+            for part in filter(is_metric, clone.modules()):
+                part._defaults = {name: _made_anew(value) for name, value in part._defaults.items()}
+                part.reset()
+            return clone(*args, **kwargs)
+        except (*_CHECKS, BridgeError):
+            return None
+        finally:
+            self._inside = False
 
     def step_value(self, metric: Metric, *, used: bool) -> HostFuture:
         """The value of the metric's last forward, at this point of the step; whether it is ``used``, rather than the epoch's."""
@@ -236,6 +260,11 @@ def unpacked(value: HostFuture) -> Any:
     if type(like) in (list, tuple):
         return type(like)(unpacked(value[index]) for index in range(len(like)))
     return value
+
+
+def _made_anew(value: Any) -> Any:
+    """The beginning of a metric's state, made by the step itself."""
+    return torch.tensor(value.tolist(), dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 def _zeros(tree: Any) -> Any:
