@@ -1,0 +1,12 @@
+"""iTransformer: variates attend to each other; several horizons by one net."""
+
+import recorder
+import torch
+from iTransformer import iTransformer
+
+recorder.seed()
+model = iTransformer(
+    num_variates=5, lookback_len=16, dim=16, depth=2, heads=2, dim_head=8, pred_length=(2, 4), use_reversible_instance_norm=True
+)
+x = torch.randn(32, 16, 5).cumsum(1)
+recorder.fit(model, lambda net, x, a, b: net(x, (a, b)), [x, x[:, -2:], x[:, -4:]], batch_size=8)
