@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from xlatrain.bridge.capture.activations import MESHES
 from xlatrain.bridge.lower.lowerings import experts as lowering
 from xlatrain.bridge.lower.registry import partitioned
 from xlatrain.mesh import make_mesh
+from xlatrain.mesh.sharding import PlannedSplit, ShardingRules
+from xlatrain.preflight.hlo import Hlo
 
 TOKENS, FEATURES, CHOSEN, EXPERTS, INNER = 64, 8, 2, 8, 6
 Arrays = tuple[jax.Array, ...]
@@ -53,7 +57,7 @@ def reference(gated: bool, transposed: bool) -> Callable[..., jax.Array]:
     return run
 
 
-def on_mesh(axes: dict[str, int], gated: bool, transposed: bool) -> tuple[Any, Any, Any]:
+def on_mesh(axes: dict[str, int], gated: bool, transposed: bool) -> tuple[Any, Any, Mesh]:
     """The op and its gradients, compiled for a mesh on which tokens and experts are split; and the mesh."""
     mesh = make_mesh(axes)
     if mesh not in MESHES:
@@ -81,6 +85,9 @@ def on_mesh(axes: dict[str, int], gated: bool, transposed: bool) -> tuple[Any, A
         ({"data": 2, "expert": 4}, "even", True, False),
         ({"data": 2, "expert": 4}, "to one device", True, False),  # more than one round
         ({"fsdp": 2, "expert": 2, "tensor": 2}, "to one device", False, True),
+        ({"fsdp": 2, "expert": 2, "tensor": 2}, "even", True, False),
+        ({"fsdp": 4, "expert": 2}, "even", True, True),
+        ({"data": 2, "fsdp": 4}, "even", True, False),
         ({"expert": 2, "context": 2, "tensor": 2}, "even", True, True),
         ({"data": 8}, "even", True, False),
     ],
@@ -103,3 +110,33 @@ def test_tokens_are_not_gathered(axes: dict[str, int]) -> None:
         text = program.compile().as_text()
         assert "all-gather" not in text
         assert ("all-to-all" in text) == ("expert" in axes)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    "axes", [{"fsdp": 8}, {"fsdp": 4, "expert": 2}, {"data": 2, "fsdp": 4}, {"fsdp": 2, "expert": 2, "tensor": 2}]
+)
+def test_gradients_are_summed_as_parameters_are_kept(axes: dict[str, int], transposed: bool) -> None:
+    """Over ``fsdp`` by reduce-scatter, over ``data`` a device's part: no gradient of weights is summed whole."""
+    inner, features = 64, 32
+    shapes = [(EXPERTS, 2 * inner, features), (EXPERTS, features, inner)]
+    shapes = [(count, last, first) for count, first, last in shapes] if transposed else shapes
+    _, backward, mesh = on_mesh(axes, True, transposed)
+    inners = (2, 1) if transposed else (1, 2)
+    planned = {
+        name: PlannedSplit(dim if "tensor" in axes else None, "", expert=0) for name, dim in zip("ud", inners, strict=True)
+    }
+    rules = ShardingRules(min_size=1, planned=planned)
+    kept = tuple(NamedSharding(mesh, rules.spec(name, shape, mesh)) for name, shape in zip("ud", shapes, strict=True))
+    tokens = NamedSharding(mesh, PartitionSpec(tuple(axis for axis in ("data", "fsdp", "expert") if axis in axes)))
+    program = jax.jit(lambda *given: backward(*given)[2:], in_shardings=(*[tokens] * 4, *kept), out_shardings=kept)
+    given = [(TOKENS, features), (TOKENS, features), (TOKENS, CHOSEN), (TOKENS, CHOSEN), *shapes]
+    dtypes = [jnp.int32 if at == 2 else jnp.float32 for at in range(len(given))]
+    text = program.lower(*map(jax.ShapeDtypeStruct, given, dtypes)).compile().as_text()
+    sent: Counter[str] = Counter()
+    for one in Hlo(text, mesh).collectives():
+        if "tensor" not in one.axes and one.bytes > 8:  # not the sums of tokens' gradients, nor the number of rounds
+            sent[one.kind] += one.bytes * one.count
+    whole = 4 * sum(map(math.prod, shapes)) // (axes.get("expert", 1) * axes.get("tensor", 1))
+    assert sent["reduce-scatter"] == whole, sent
+    assert sent["all-reduce"] == (whole // axes["fsdp"] if "data" in axes else 0), sent

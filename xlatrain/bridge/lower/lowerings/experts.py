@@ -6,8 +6,9 @@ devices that have theirs, and results come back, by all-to-all. Its buffers hold
 routing is so uneven that more is left, there is another round of the same: no token is dropped, and no buffer grows. One round
 is the rule.
 
-The backward pass makes each round again. Gradients of weights are summed over the axes that split tokens. ``tensor`` splits inner
-features, and what it computes is summed.
+The backward pass makes each round again. Gradients of weights are summed over the axes that split tokens: over ``fsdp`` by
+reduce-scatter, so that a device gets the part that it keeps. The partitioner would sum them whole, as it does not see that the
+rows of gates and values are split together. ``tensor`` splits inner features, and what it computes is summed.
 """
 
 from __future__ import annotations
@@ -86,6 +87,22 @@ class _Layer:
         expert = EXPERT_AXIS if self.size(EXPERT_AXIS) > 1 else None
         tensor = "tensor" if self.tensor > 1 else None
         return PartitionSpec(self.token_axes or None), PartitionSpec(expert, None, tensor), PartitionSpec(expert, None, tensor)
+
+    def joined(self, by_up: jax.Array) -> jax.Array:
+        """(E, parts, I, D) → (E, 1, parts · I, D), unless ``tensor`` splits inner features: the rows that ``fsdp`` splits."""
+        return by_up if self.tensor > 1 else by_up.reshape(by_up.shape[0], 1, -1, by_up.shape[-1])
+
+    def scattered(self, shape: tuple[int, ...]) -> int | None:
+        """The dim of a gradient of this shape that ``fsdp`` splits, as the automatic rule splits the parameter; None: no dim.
+
+        Args:
+            shape: of :meth:`joined`, (E, …, I, D), or of ``down``, (E, D, I); whole.
+        """
+        last = (len(shape) - 2, len(shape) - 1)
+        others = {0: self.size(EXPERT_AXIS) > 1, 2: self.tensor > 1}
+        in_order = (0, *(reversed(last) if self.transposed else last))
+        dims = [dim for dim in in_order if not others.get(dim) and shape[dim] % self.size("fsdp") == 0]
+        return max(dims, key=lambda dim: shape[dim]) if dims and self.size("fsdp") > 1 else None
 
 
 def _products(layer: _Layer, rows: jax.Array, up: jax.Array, down: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -192,10 +209,26 @@ def _forward(layer: _Layer, index: jax.Array, x: jax.Array, weights: jax.Array, 
     return lax.psum(found, "tensor") if layer.tensor > 1 else found
 
 
+def _summed(layer: _Layer, grad: jax.Array, dim: int | None) -> jax.Array:
+    """A device's gradient of its experts' weights, summed over all tokens; of ``dim`` its part over ``fsdp``."""
+    if dim is not None:
+        grad = lax.psum_scatter(grad, "fsdp", scatter_dimension=dim, tiled=True)
+    done = {EXPERT_AXIS} if dim is None else {EXPERT_AXIS, "fsdp"}
+    others = tuple(axis for axis in layer.token_axes if axis not in done and layer.size(axis) > 1)
+    return lax.psum(grad, others) if others else grad
+
+
 def _pullback(
-    layer: _Layer, grad: jax.Array, index: jax.Array, x: jax.Array, weights: jax.Array, up: jax.Array, down: jax.Array
+    layer: _Layer,
+    dims: tuple[int | None, int | None],
+    grad: jax.Array,
+    index: jax.Array,
+    x: jax.Array,
+    weights: jax.Array,
+    up: jax.Array,
+    down: jax.Array,
 ) -> _Arrays:
-    """Gradients by a device's x and weights, and by its experts' weights, summed over all tokens."""
+    """Gradients by a device's x and weights, and by its experts' weights: their parts over ``fsdp`` along ``dims``."""
     primals = (x, weights, up, down)
     if layer.size(EXPERT_AXIS) == 1:
         _, pull = jax.vjp(partial(_here, layer, index), *primals)
@@ -212,9 +245,15 @@ def _pullback(
     by_x, by_weights, by_up, by_down = found
     if layer.tensor > 1:
         by_x, by_weights = lax.psum((by_x, by_weights), "tensor")
-    if others := tuple(axis for axis in layer.token_axes if axis != EXPERT_AXIS and layer.size(axis) > 1):
-        by_up, by_down = lax.psum((by_up, by_down), others)
-    return by_x, by_weights, by_up, by_down
+    return by_x, by_weights, _summed(layer, layer.joined(by_up), dims[0]), _summed(layer, by_down, dims[1])
+
+
+def _with_axis(spec: PartitionSpec, dim: int | None) -> PartitionSpec:
+    """``spec`` with ``fsdp`` splitting ``dim``."""
+    if dim is None:
+        return spec
+    axes = [*spec, *[None] * (dim + 1 - len(spec))]
+    return PartitionSpec(*axes[:dim], "fsdp", *axes[dim + 1 :])
 
 
 def _layer(inner: int, activation: str, gated: bool, transposed: bool, mesh: int) -> _Layer:
@@ -270,17 +309,20 @@ def experts_backward(
     """Gradients by x, weights, up and down; arguments as those of :func:`experts`."""
     layer = _layer(down.shape[1 if transposed else 2], activation, gated, transposed, mesh)
     args = (grad, index, x, weights, layer.with_parts(up), layer.down(down))
-    run = partial(_pullback, layer)
+    *_, one, other = args
+    dims = layer.scattered(jax.eval_shape(layer.joined, one).shape), layer.scattered(other.shape)
+    run = partial(_pullback, layer, dims)
     if layer.mesh is None:
         by_x, by_weights, by_up, by_down = run(*args)
     else:
         tokens, of_up, of_down = layer.specs()
+        by = [_with_axis(spec, dim) for spec, dim in zip((of_up, of_down), dims, strict=True)]
         with jax.named_scope("experts"):
             by_x, by_weights, by_up, by_down = jax.shard_map(
                 run,
                 mesh=layer.mesh,
                 in_specs=(tokens, tokens, tokens, tokens, of_up, of_down),
-                out_specs=(tokens, tokens, of_up, of_down),
+                out_specs=(tokens, tokens, *by),
                 check_vma=False,
             )(*args)
     return by_x, by_weights, layer.without_parts(by_up), layer.down(by_down)
