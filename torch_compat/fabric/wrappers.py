@@ -207,7 +207,7 @@ class _FabricOptimizer(WrappedOptimizer):
         return output
 
     def __repr__(self) -> str:
-        return repr(self._optimizer)
+        return type(self).__name__ + repr(self._optimizer).removeprefix(type(self._optimizer).__name__)
 
 
 class _FabricDataLoader:

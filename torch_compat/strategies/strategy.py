@@ -125,7 +125,8 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
         """The JAX devices of all processes that the Trainer's flags came to."""
         self._mesh_run.devices = devices
         self._mesh_run.mesh = None
-        rank_zero_only.rank = jax.process_index()  # loggers, messages and bars are process 0's
+        if jax.process_count() > 1:  # one alone is what its launcher's variables said when Lightning was imported
+            rank_zero_only.rank = jax.process_index()  # loggers, messages and bars are process 0's
 
     @property
     def has_devices(self) -> bool:

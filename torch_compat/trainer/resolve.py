@@ -19,7 +19,12 @@ from torch_compat.strategies.layout import planned_strategy
 from torch_compat.strategies.on_device import DeviceStrategy
 from torch_compat.strategies.parallel import ParallelStrategy
 from torch_compat.trainer.devices import check_platform, find_devices
-from torch_compat.utilities.exceptions import ArgumentTypeError, ArgumentValueError, MisconfigurationException
+from torch_compat.utilities.exceptions import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    MisconfigurationException,
+    SetupRuntimeError,
+)
 from torch_compat.utilities.overrides import require
 
 _REFUSED = {
@@ -76,7 +81,8 @@ def resolve(
     Joins the world of processes and starts JAX, except for a strategy that starts its own processes.
 
     Raises:
-        MisconfigurationException: an unknown or refused name, or flags that contradict each other.
+        MisconfigurationException: an unknown or refused name, or flags that contradict each other; hardware that is not there,
+            which is a ``RuntimeError`` too, as Fabric of stock has it.
         TypeError: a plugin that lacks a member which its role needs.
     """
     given = sort_plugins(plugins, sync_batchnorm=sync_batchnorm)
@@ -166,7 +172,7 @@ def _hardware(accelerator: Any, hub: Accelerator | None) -> tuple[Accelerator | 
         return None, getattr(type(hub), "platform", None)
     if isinstance(accelerator, str):
         if accelerator == "mps":
-            raise MisconfigurationException(_unavailable(MPSAccelerator))
+            raise SetupRuntimeError(_unavailable(MPSAccelerator))
         if accelerator in AcceleratorRegistry and accelerator not in ("cpu", "cuda", "tpu"):
             accelerator = AcceleratorRegistry.get(accelerator)
         else:
@@ -186,7 +192,7 @@ def _hardware(accelerator: Any, hub: Accelerator | None) -> tuple[Accelerator | 
         )
         platform = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu", "tpu": "tpu"}.get(accelerator.name())
     if not accelerator.is_available():
-        raise MisconfigurationException(_unavailable(type(accelerator)))
+        raise SetupRuntimeError(_unavailable(type(accelerator)))
     return accelerator, platform
 
 

@@ -174,7 +174,10 @@ def _active_loop(trainer: Trainer) -> Any:
 
 
 def _reload(trainer: Trainer) -> None:
-    """The run's own loop gets its loaders again, with the size that was found."""
-    loop = _active_loop(trainer)
-    loop.source.combined = None
-    loop.setup_data()
+    """The run's own loops get their loaders again, with the size that was found: training has two."""
+    loops = [_active_loop(trainer)]
+    if trainer.state.fn == "fit" and trainer.enable_validation:
+        loops.append(trainer.validate_loop)
+    for loop in loops:
+        loop.source.combined = None
+        loop.setup_data()

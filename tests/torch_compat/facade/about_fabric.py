@@ -98,6 +98,8 @@ ask_each(
         fabric().to_device({"a": [torch.ones(1)]}),
     ],
     fabric_seeds=lambda: fabric().seed_everything(3),
+    fabric_without_apples_gpu=lambda: fabric(accelerator="mps"),
+    fabric_shows_its_optimizer=lambda: repr(fabric().setup_optimizers(torch.optim.SGD([torch.ones(1)], 0.1))),
 )
 
 

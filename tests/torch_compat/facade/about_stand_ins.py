@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import warnings
 from typing import Any
 from unittest.mock import MagicMock, Mock, patch
@@ -157,6 +159,30 @@ def batch_size_of_few_trials() -> Any:
             return data(2)
 
     return Tuner(trainer(max_epochs=1)).scale_batch_size(Sized(), mode="binsearch", max_trials=1, steps_per_trial=1, margin=0.0)
+
+
+@ask
+def loaders_after_the_finders() -> Any:
+    class Sized(Net):
+        batch_size = 2
+        lr = 0.1
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(RandomDataset(4, 64), batch_size=self.batch_size)
+
+        def val_dataloader(self) -> Any:
+            return DataLoader(RandomDataset(4, 32), batch_size=self.batch_size)
+
+    found: list[Any] = []
+    for limit in (1.0, 0):
+        model, one = Sized(), trainer(max_epochs=1, limit_val_batches=limit)
+        Tuner(one).scale_batch_size(model, max_trials=2, steps_per_trial=1, init_val=4)
+        loaders = [one.train_dataloader, one.val_dataloaders]
+        found.append([None if loader is None else loader.batch_size for loader in loaders])
+    one = trainer(max_epochs=1)
+    with contextlib.redirect_stderr(io.StringIO()):  # stock shows a bar where none is wanted
+        Tuner(one).lr_find(Sized(), num_training=3)
+    return [*found, one.train_dataloader is not None, one.val_dataloaders is not None]
 
 
 @ask

@@ -45,6 +45,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.migration.utils import migrate_checkpoint
 from lightning.pytorch.utilities.seed import isolate_rng
+from models import trainer
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -302,6 +303,17 @@ def only_on_rank_zero() -> Any:
     try:
         rank_zero.rank_zero_only.rank = 1
         return [before, wrapped(), rank_zero.rank_zero_only(lambda: "ran")()]
+    finally:
+        rank_zero.rank_zero_only.rank = 0
+
+
+@ask
+def rank_of_a_process_that_is_alone() -> Any:
+    """What ``RANK`` or ``SLURM_PROCID`` said at the import stays: a Trainer of one process is not asked."""
+    try:
+        rank_zero.rank_zero_only.rank = 1
+        made = trainer()
+        return [made.global_rank, rank_zero.rank_zero_only.rank]
     finally:
         rank_zero.rank_zero_only.rank = 0
 
