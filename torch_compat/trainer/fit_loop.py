@@ -113,7 +113,9 @@ class FitLoop(Loop):
         if self.skip:
             return
         if self.validates and trainer.validate_loop.source.combined is None:  # no sanity check was made
+            trainer.validating = True
             trainer.validate_loop.setup_data()
+            trainer.training = True
         self.validation.begin()
         trainer.validate_loop.forget_batches(current=True)  # those of the sanity check
         self.forget_results()

@@ -11,7 +11,8 @@ A checkpoint is taken up in two phases, between which the model comes to lie on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,13 +228,14 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
     return trainer.strategy.load_checkpoint(path, weights_only=weights_only)
 
 
-def restore_modules(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
+def restore_modules(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Weights of the module, state of datamodule and callbacks; before parameters are placed."""
     datamodule = trainer.datamodule
     if datamodule is not None and type(datamodule).__qualname__ in checkpoint:
         profiled_hook(trainer, datamodule, "load_state_dict")(checkpoint[type(datamodule).__qualname__])
     module = trainer.lightning_module
-    call.module_hook(trainer, "on_load_checkpoint", checkpoint)
+    with _as_in_stock(checkpoint):
+        call.module_hook(trainer, "on_load_checkpoint", checkpoint)
     try:
         trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
     except RuntimeError as error:
@@ -244,13 +246,25 @@ def restore_modules(trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
                 "another name or shape is renamed, or taken out of checkpoint['state_dict'], in on_load_checkpoint"
             )
         raise
-    call.callback_hooks(trainer, "on_load_checkpoint", checkpoint)
+    with _as_in_stock(checkpoint):
+        call.callback_hooks(trainer, "on_load_checkpoint", checkpoint)
     _restore_callbacks(trainer, checkpoint.get("callbacks") or {})
     replaced = checkpoint.get(OURS, {}).get("replaced", {})
     for callback in _checkpoints(trainer):
         callback.continues(replaced.get(callback.state_key, ()))
     if trainer.state.fn != TrainerFn.FITTING:
         rank_zero_info(f"Loaded model weights from the checkpoint at {trainer.ckpt_path}")
+
+
+@contextlib.contextmanager
+def _as_in_stock(checkpoint: dict[str, Any]) -> Iterator[None]:
+    """Hooks see, and may change, what a checkpoint of stock's has."""
+    kept = checkpoint.pop(OURS, None)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            checkpoint[OURS] = kept
 
 
 def _restore_callbacks(trainer: Trainer, states: Mapping[Any, Any]) -> None:

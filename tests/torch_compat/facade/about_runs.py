@@ -295,3 +295,52 @@ def metrics_without_a_value() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # here that its Python runs beside the program
         return [trainer().validate(LogsNoValue(after), data()) for after in (9, 2)]
+
+
+class Asked(pl.LightningDataModule):
+    """Notes in which stage of which epoch loaders are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Any] = []
+
+    def train_dataloader(self) -> Any:
+        self.asked.append(["train", self.trainer.current_epoch, self.trainer.state.stage])
+        return data()
+
+    def val_dataloader(self) -> Any:
+        self.asked.append(["val", self.trainer.current_epoch, self.trainer.state.stage])
+        return data()
+
+
+def loaders_asked_for(**options: Any) -> Any:
+    source = Asked()
+    trainer(max_epochs=3, **options).fit(Net(), datamodule=source)
+    return source.asked
+
+
+ask_each(
+    loaders_asked_once=lambda: loaders_asked_for(),
+    loaders_asked_without_a_check=lambda: loaders_asked_for(num_sanity_val_steps=0),
+    loaders_asked_again=lambda: loaders_asked_for(num_sanity_val_steps=0, reload_dataloaders_every_n_epochs=2),
+)
+
+
+class Restored(Net):
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.keys = sorted(checkpoint)
+        checkpoint["state_dict"]["layer.bias"] += 100
+
+
+class RestoredBy(pl.Callback):
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.keys = sorted(checkpoint)
+
+
+@ask
+def keys_in_hooks_of_a_resume() -> Any:
+    first, model, callback = trainer(max_epochs=1), Restored(), RestoredBy()
+    first.fit(Net(), data())
+    first.save_checkpoint("end.ckpt")
+    trainer(max_epochs=2, callbacks=[callback]).fit(model, data(), ckpt_path="end.ckpt")
+    return [model.keys, callback.keys, bool((model.layer.bias > 10).all())]

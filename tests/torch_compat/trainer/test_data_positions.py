@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from torch_compat import LightningModule, Trainer
+from torch_compat.trainer import state_io
 from torch_compat.utilities.combined_loader import CombinedLoader
 from torch_compat.utilities.exceptions import MisconfigurationException
 
@@ -233,20 +234,24 @@ def test_what_has_no_state_is_read_again_with_a_warning(tmp_path: Path) -> None:
         check(Batches, tmp_path)
 
 
+RESTORE_TRAINING = state_io.restore_training
+
+
 def moved(
     loader: Callable[[], Any], path: Path, monkeypatch: pytest.MonkeyPatch, states: list[Any] | None = None, stage: str = "train"
 ) -> Model:
     """Resumed as if two processes had saved the checkpoint; ``states``: what each of them had of the loader."""
 
-    def on_load_checkpoint(self: Model, checkpoint: dict[str, Any]) -> None:
+    def restore_training(trainer: Any, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint["xlatrain"]["in_flight"]
         saved["processes"] = 2
         if states is not None:
             saved["states"] = [copy.deepcopy(saved["states"][0]) for _ in states]
             for one, state in zip(saved["states"], states, strict=True):
                 (one["train"]["position"]["loaders"] if stage == "train" else one["val"])[0]["own"] = state
+        RESTORE_TRAINING(trainer, checkpoint)
 
-    monkeypatch.setattr(Model, "on_load_checkpoint", on_load_checkpoint)
+    monkeypatch.setattr(state_io, "restore_training", restore_training)
     return fit(loader, {}, path)
 
 
