@@ -75,6 +75,13 @@ def losses_over_selected_rows(run: Run) -> None:
         far = (chosen - chosen.mean(0)).pow(2).sum(-1)
         return far.mean() + chosen.std() + chosen.max() - chosen.amin() + 0.1 * chosen.norm() + torch.logsumexp(chosen[:, 0], 0)
 
+    def of_one(self: Selecting, x: Tensor, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        total = out.square().sum(0, keepdim=True)[:, 0]  # torchmetrics' correlation does this
+        there = total > 1e-3
+        kept = torch.full_like(total, 0.5)
+        kept[there] = (total[there] / (1 + total[there])).squeeze()
+        return kept.squeeze() + total[there].sum()
+
     def finite(self: Selecting, x: Tensor, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         positive = out[:, 0] > out[:, 0].median()  # of what the step computes
         return (
@@ -90,7 +97,7 @@ def losses_over_selected_rows(run: Run) -> None:
         first = out[mask, 0].mean() + out.T[1, mask].mean() + out[mask, -1].pow(2).mean()
         return first + out[mask, 1:3].pow(2).mean() + both[mask, 1, :2].mean() + both.transpose(0, 1)[:, mask, ::2].pow(2).mean()
 
-    fit(run, regression, classes, sums, finite, selected, parts)
+    fit(run, regression, classes, sums, finite, selected, parts, of_one)
 
 
 @case

@@ -27,7 +27,7 @@ _TORCH = f"{Path(torch.__file__).parent / '_'}"
 
 def _is_unknown(mask: Any) -> bool:
     """Whether this is a mask of the run, and not computed from constants alone."""
-    if not (isinstance(mask, _TRACED) and mask.dtype == torch.bool and mask.ndim > 0 and mask.numel() > 1):
+    if not (isinstance(mask, _TRACED) and mask.dtype == torch.bool and mask.ndim > 0 and mask.numel() > 0):
         return False
     frame: Any = sys._getframe(1)
     while frame.f_code.co_filename == __file__:
