@@ -282,6 +282,8 @@ EAGER_CASES = {
     "a_schedule_that_ends_too_early": "the step raises IndexError",
     "sparse_gradients_of_bags": "embedding_bag with sparse=True",
     "arrays_drawn_by_numpy_that_tensors_share": "drawn at random",
+    "writes_to_a_slice_whose_place_is_drawn": "x[:, start : start + 2].mul_(2.0)",
+    "uses_a_slice_whose_tensor_was_written_to": "part = x[:, start : start + 2].T",
 }
 
 # Cases whose training is compiled, with the steps of evaluation that are not, and why.

@@ -99,6 +99,7 @@ def crops_of_one_size(run: Run) -> None:
         small = x[:, :, top : top + 6, left : left + module.size]
         shifted = torch.zeros_like(x)
         shifted[:, :, top : top + 6] = x[:, :, left : left + 6]
+        shifted[:, :, left : left + 4] = shifted[:, :, top : top + 4] * 2
         return module.loss(nn.functional.pad(small, (1, 1, 1, 1)) + shifted, y)
 
     fit(run, how)

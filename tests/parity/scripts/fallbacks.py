@@ -288,5 +288,32 @@ def what_was_drawn_for_a_program_that_cannot_be_made(run: Run) -> None:
     run.note("next", [float(np.random.rand()), random.random()])
 
 
+@case
+def writes_to_a_slice_whose_place_is_drawn(run: Run) -> None:
+    class Scaling(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch[0].clone(), batch[1]
+            start = random.randint(0, x.shape[1] - 2)
+            x[:, start : start + 2].mul_(2.0)
+            return super().training_step((x, y), batch_idx)
+
+    random.seed(0)
+    fit(run, Scaling())
+
+
+@case
+def uses_a_slice_whose_tensor_was_written_to(run: Run) -> None:
+    class Halving(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch[0].clone(), batch[1]
+            start = random.randint(0, x.shape[1] - 2)
+            part = x[:, start : start + 2].T
+            x.mul_(0.5)
+            return super().training_step((x, y), batch_idx) * part.abs().mean()
+
+    random.seed(0)
+    fit(run, Halving())
+
+
 if __name__ == "__main__":
     main()

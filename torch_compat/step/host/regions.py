@@ -1,6 +1,7 @@
 """Slices whose bounds are drawn at random for each step, while it is captured: CutMix's boxes, random crops.
 
-``x[:, start : start + 16]`` has one size, and only its place is an input of the program. Where the size is drawn too, as of
+``x[:, start : start + 16]`` has one size, and only its place is an input of the program. It is a copy, where torch gives a view:
+a step that would see the difference is refused. Where the size is drawn too, as of
 ``x[:, :, y1:y2, x1:x2] = x[perm, :, y1:y2, x1:x2]``, the region is known by a mask over the whole tensor (:class:`Region`): what
 goes element by element, and what is written to the same region, needs no size. Any other use needs it, and is refused.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -16,8 +18,10 @@ from typing import Any, NoReturn
 import torch
 import torch.utils._pytree as pytree
 
-from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.host.scalars import HostScalar, was_written
 from xlatrain.bridge.capture.masked_rows.masked_rows import REPLACED
+from xlatrain.bridge.capture.recorded.tape import have_parted
+from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
 
 
@@ -242,9 +246,25 @@ def _sliced(x: torch.Tensor, index: Any) -> _Sliced | None:
     return _Sliced(tuple(rest), bounds, not tensors)
 
 
+def _refuse_parted(copies: list[tuple[torch.Tensor, torch.Tensor, str | None]]) -> None:
+    for copy, source, where in copies:
+        as_it_runs = hasattr(copy, "elem")  # in which order is not known
+        if was_written(copy) or was_written(source) if as_it_runs else have_parted(copy, source):
+            raise CaptureError(
+                f"{where or 'the step'}\n  cannot be captured: a slice whose place is drawn at random is written to in place, "
+                "or used after its tensor was; in a compiled step it is a copy.\n  Fix: assign what it shall become "
+                "(x[:, start : start + 4] = values), and take slices after other changes of the tensor."
+            )
+
+
 @contextlib.contextmanager
 def slicing_at_drawn_bounds() -> Iterator[None]:
-    """Within the block tensors take slices whose bounds are drawn."""
+    """Within the block tensors take slices whose bounds are drawn.
+
+    Raises:
+        CaptureError: at the end of the block, where a slice of one size is written to in place, or used after its tensor was.
+    """
+    copies: list[tuple[torch.Tensor, torch.Tensor, str | None]] = []  # of what, and the user's line
     take: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
     assign: Callable[[Any, Any, Any], None] = torch.Tensor.__setitem__
 
@@ -259,6 +279,8 @@ def slicing_at_drawn_bounds() -> Iterator[None]:
         for one, length in zip(found.bounds, lengths, strict=True):
             assert length is not None
             rest = rest.index_select(rest.ndim + one.dim, one.elements(length, rest.device))
+        if found.is_view:
+            copies.append((rest, self, user_line(traceback.extract_stack())))
         return rest
 
     def set_item(self: torch.Tensor, index: Any, value: Any) -> None:
@@ -291,6 +313,7 @@ def slicing_at_drawn_bounds() -> Iterator[None]:
     try:
         with patched([(torch.Tensor, "__getitem__", get_item), (torch.Tensor, "__setitem__", set_item)]):
             yield
+        _refuse_parted(copies)
     finally:
         for function in standing:
             REPLACED.pop(function, None)

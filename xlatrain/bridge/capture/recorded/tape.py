@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from xlatrain.bridge.capture.cut import UnknownValueError, noted, really
 from xlatrain.bridge.capture.op_facts import OpFacts, OpMode, facts_of
-from xlatrain.bridge.capture.op_log import RECORDER, OpLog, look_text, outline, written_by
+from xlatrain.bridge.capture.op_log import RECORDER, OpLog, leaves_of, look_text, outline, written_by
 from xlatrain.bridge.capture.recorded.fake_results import FakeResult, Fakes, NotAlike, describe, look_without_grad
 from xlatrain.bridge.capture.sized_ops import NEEDS_VALUES, answered
 from xlatrain.bridge.capture.tracebacks import Origin
@@ -334,3 +334,29 @@ def is_written(tensor: torch.Tensor) -> bool:
     """Whether the run that is being recorded has written to the memory of ``tensor``."""
     tape = _ACTIVE.get()
     return tape is not None and tensor.untyped_storage()._cdata in tape.changed
+
+
+def have_parted(copy: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether the run that is being recorded would see that ``copy``, which an op of it made, is no view of ``source``.
+
+    It has written to the copy, or to the source and then used the copy.
+    """
+    tape = _ACTIVE.get()
+    if tape is None or not tape.changed & {_memory(copy), _memory(source)}:
+        return False
+    made = next((place for place, entry in enumerate(tape.entries) if entry.result is copy), -1)
+    is_old = False
+    for entry in tape.entries[made + 1 :]:
+        used = (leaf for leaf in leaves_of((entry.args, entry.kwargs)) if isinstance(leaf, torch.Tensor))
+        if is_old and any(_memory(one) == _memory(copy) for one in used):
+            return True
+        if entry.facts.writes_elements:
+            written = {_memory(one) for one in written_by(entry.facts.func, entry.args, entry.kwargs)}
+            if _memory(copy) in written:
+                return True
+            is_old = is_old or _memory(source) in written
+    return False
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
