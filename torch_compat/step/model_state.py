@@ -305,7 +305,8 @@ class ModelState:
             self.module.get_submodule(path)._buffers[key] = new
             self._note_strides([name])
             self.shapes_changed += 1
-        self._tensors_there.refresh()
+        if shapes:
+            self._tensors_there.refresh()
 
     def buffer_shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the module's buffers, in order."""

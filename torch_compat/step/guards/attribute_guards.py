@@ -63,6 +63,7 @@ class AttributeGuards:
         self._rewritten: dict[str, set[Where]] = {}
         self._watched: dict[str, dict[Where, Fingerprint]] = {}
         self._held: dict[str, _Held] = {}
+        self._of_earlier_run: set[str] = set()  # steps whose reads were held in an earlier run, and not compared in this one
         self._carried: dict[str, set[Where]] = {}  # tensors in which are inputs
         self._keys: dict[str, tuple[int, int]] = {}
         self._numbers: dict[Hashable, int] = {}
@@ -97,6 +98,7 @@ class AttributeGuards:
         known = (self._reads, self._rewritten, self._watched, self._held, self._keys, self._inputs, self._exact, self._carried)
         for by_step in known:
             by_step.pop(step, None)
+        self._of_earlier_run.discard(step)
         self._changed_inputs()
 
     def watched(self, step: str) -> set[int]:
@@ -155,24 +157,31 @@ class AttributeGuards:
         self.find_owners()
 
     def begin_run(self, others: Mapping[str, Any]) -> None:
-        """Find all that was changed since the last run: assignments were not followed. ``others`` as for the guards."""
+        """Find all that was changed since the last run: assignments were not followed. ``others`` as for the guards.
+
+        What a step reads is compared before its first run, when modules are in the mode that it runs in.
+        """
         self._others = {**others, **self._others, **others}
         self.find_owners()
         self.rescan()
+        self._of_earlier_run = set(self._held)
         for step in self._reads:
-            held = self._held.get(step)
-            stays = held is not None and self._still_holds(step, held)
-            if held is not None and not stays:
-                self._note_changed(held)
             self._watch(step)
-            if not stays:
+            if step not in self._held:
                 self._hold(step)
         self._changed_inputs()
 
     def refresh(self, step: str) -> None:
         """Find what ``step`` reads and was changed without an assignment that is followed; cheap where nothing was."""
         held = self._held.get(step)
-        if held is not None and held.places.changed():
+        if held is None:
+            return
+        if step in self._of_earlier_run:
+            self._of_earlier_run.remove(step)
+            changed = not self._still_holds(step, held)
+        else:
+            changed = held.places.changed()
+        if changed:
             self._note_changed(held)
             self._hold(step)
 
