@@ -66,8 +66,9 @@ def numpy_function(model: Model, loss: Tensor, x: Tensor) -> Tensor:
     return loss * np.asarray(x.detach()).mean()
 
 
-def metric_as_loss(model: Model, loss: Tensor, x: Tensor) -> Tensor:
-    return model.mean(loss)
+def epoch_s_value_as_loss(model: Model, loss: Tensor, x: Tensor) -> Tensor:
+    model.mean.update(loss)
+    return model.mean.compute()
 
 
 def branch_on_metric(model: Model, loss: Tensor, x: Tensor) -> Tensor:
@@ -122,7 +123,12 @@ MISTAKES: dict[str, Any] = {
     "loop over values": (loop_over_values, r"for value in x\[:, 0\]\.tolist\(\)", r"a Python branch", "torch.where"),
     "unique": (unique, r"torch\.unique", r"output shape depends on the values", "mask of fixed shape"),
     "numpy function": (numpy_function, r"np\.asarray\(x\.detach\(\)\)", r"is converted to numpy", "torch ops"),
-    "metric as loss": (metric_as_loss, r"return model\.mean\(loss\)", r"the loss depends on this value", "in a hook"),
+    "a metric's value of the epoch as loss": (
+        epoch_s_value_as_loss,
+        r"return model\.mean\.compute\(\)",
+        r"the loss depends on this value",
+        "in a hook",
+    ),
     "branch on a metric": (
         branch_on_metric,
         r"model\.mean\(loss\) < 3",
