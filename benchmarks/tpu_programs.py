@@ -49,9 +49,10 @@ class Program:
         config: of the model.
         length: tokens of a row.
         rows: of the whole mesh.
-        topology: as preflight names it.
+        topology: as preflight names it: of a slice.
         axes: of the mesh; empty: all chips are ``fsdp``.
         beside: figures of MaxText, by the names of ours.
+        slices: of the topology, joined by the data-center network.
     """
 
     family: str
@@ -61,6 +62,7 @@ class Program:
     topology: str
     axes: dict[str, int] = field(default_factory=dict)
     beside: dict[str, float] = field(default_factory=dict)
+    slices: int = 1
 
 
 _MIXTRAL = {
@@ -74,6 +76,14 @@ _MIXTRAL = {
     "num_experts_per_tok": 2,
     "sliding_window": None,
 }
+_LLAMA_405B = {
+    **_LLAMA_8B,
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+}
+_405B_AXES = {"data": 8, "fsdp": 128, "tensor": 4}
 _MAXTEXT = {"temporaries_gb": 5.46, "hbm_traffic_gb": 260.0, "compiler_seconds": 1.77, "mfu_bound": 0.46}
 PROGRAMS = {
     "llama-8b-4k": Program("Llama", _LLAMA_8B, 4096, 256, "v5e:16x16", beside=_MAXTEXT),
@@ -84,6 +94,7 @@ PROGRAMS = {
     "mistral-7b-8k-window": Program("Mistral", {**_LLAMA_8B, "vocab_size": 32000, "sliding_window": 4096}, 8192, 64, "v5p:4x4x4"),
     "mixtral-8x7b-4k": Program("Mixtral", _MIXTRAL, 4096, 64, "v5p:4x4x4"),
     "mixtral-8x7b-4k-expert": Program("Mixtral", _MIXTRAL, 4096, 64, "v5p:4x4x4", {"fsdp": 8, "expert": 8}),
+    "llama-405b-8k": Program("Llama", _LLAMA_405B, 8192, 1024, "v5p:8x8x8", _405B_AXES, slices=8),
 }
 
 
@@ -137,13 +148,14 @@ def report_of(program: Program, output: str | None = None) -> Any:
     }
     strategy = MeshStrategy(program.axes) if program.axes else "fsdp"
     trainer = Trainer(strategy=strategy, precision="bf16-mixed", max_steps=1, limit_val_batches=0, **quiet)
-    chips = math.prod(int(n) for n in program.topology.split(":")[1].split("x"))
+    chips = program.slices * math.prod(int(n) for n in program.topology.split(":")[1].split("x"))
     parts = math.prod(program.axes.get(axis, 1) for axis in DATA_AXES) if program.axes else chips
     loader = DataLoader(Tokens(program.rows, program.length), batch_size=program.rows // parts)
     return trainer.preflight(
         Causal(program),
         loader,
         topology=program.topology,
+        num_slices=program.slices,
         suggest=False,
         evaluation=False,
         output=output,
