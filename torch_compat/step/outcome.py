@@ -17,7 +17,7 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.effects.logged import LogEntry
 from torch_compat.step.host.calls import is_size
 from torch_compat.step.host.host_values import HostValues
-from torch_compat.step.host.slots import SLOTS, ComputedSlot, ObjectSlot, ValueSlot
+from torch_compat.step.host.slots import SLOTS, ComputedSlot, ObjectSlot, ValueSlot, mapped_once
 from torch_compat.step.metrics.sync import OWN_ROWS
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.utilities.host_arrays import host_value
@@ -92,7 +92,8 @@ class Filler:
     ) -> None:
         self._look = look or _no_look
         self._host_values = host_values
-        self._specs = step.value_specs
+        self._specs, self._shared = step.value_specs, step.shared
+        self._containers: dict[int, Any] = {}  # by id of a shared template
         self._packed, self._values = outputs
         self._batch = batch
         self._layout = layout
@@ -103,7 +104,12 @@ class Filler:
     def __call__(self, tree: Any) -> Any:
         if isinstance(tree, SLOTS):
             return self._value(tree)
+        if self._shared:
+            return mapped_once(self._filled, tree, self._shared, self._containers, is_size)
         return pytree.tree_map_only(SLOTS, self._value, tree, is_leaf=is_size)
+
+    def _filled(self, leaf: Any) -> Any:
+        return self._value(leaf) if isinstance(leaf, SLOTS) else leaf
 
     def _value(self, slot: ValueSlot | ComputedSlot | ObjectSlot) -> Any:
         if isinstance(slot, ObjectSlot):

@@ -139,6 +139,46 @@ def containers_in_two_places(run: Run) -> None:
 
 
 @case
+def one_new_object_in_two_places(run: Run) -> None:
+    """What a step makes and stores or returns twice is one object, which hooks change in both places; also an empty one."""
+
+    class Twice(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows: list[dict[str, Any]] = []
+            self.seen: list[Any] = []
+            self.apart = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.first = self.second = []
+            self.third = [] if self.apart else self.first
+            row = {"loss": loss.detach(), "marks": [loss.detach().clone()]}
+            self.rows.extend([row, row])
+            self.last = {"row": row, "marks": (row["marks"], {batch_idx})}
+            self.ids = self.same_ids = {7}
+            self.value, self.values = row["loss"], [row["loss"], 2 * row["loss"]]
+            return {"loss": loss, "row": row, "again": (row, row["marks"])}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.first.append(batch_idx)
+            self.rows[-1]["seen"] = batch_idx
+            self.last["row"]["marks"].append(-1.0)
+            outputs["again"][1].append(-2.0)
+            self.ids.add(batch_idx)
+            self.value.mul_(0)
+            same = [self.first is self.second, self.rows[-1] is self.rows[-2], outputs["row"] is self.last["row"]]
+            self.seen.append([list(self.second), list(self.third), sorted(outputs["row"]), *same])
+            self.seen.append([list(self.last["marks"][0]), sorted(self.same_ids), *self.values])
+            self.apart = batch_idx == 1
+
+    model = Twice()
+    fit(run, model, n=56)
+    run.note("seen", model.seen)
+    run.note("rows", model.rows)
+
+
+@case
 def tensors_kept_outside_of_the_module(run: Run) -> None:
     class Keeping(Regression):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -293,6 +293,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         effects=trace.effects,
         calls=trace.made,
         result=ResultTemplate(trace.result),
+        shared=trace.places.shared,
         scalars=trace.scalars,
         optimizers=trace.optimizers,
         requires_grad=changed_flags,

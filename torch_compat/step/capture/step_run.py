@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,6 +35,7 @@ class StepRun:
         calls: the host calls, see :mod:`torch_compat.step.host.calls`.
         result: the ``outputs`` of hooks: the user's return value with slots for ``values``; of a training step a dict with the
             loss divided by ``accumulate``, or ``{}`` where there is no loss.
+        shared: ids of what is at several places in ``effects`` and ``result``, and is one object there.
         scalars: the uses of the loop's counters.
         optimizers: the optimizer steps in the graph, and the host actions before the program.
         requires_grad: the parameters whose flag the step leaves changed, with the new flag.
@@ -57,6 +58,7 @@ class StepRun:
     effects: Effects
     calls: tuple[HostCall, ...]
     result: ResultTemplate
+    shared: Collection[int]
     scalars: ScalarPlan
     optimizers: OptimizerTrace
     requires_grad: Mapping[str, bool]

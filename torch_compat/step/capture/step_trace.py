@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from torch_compat.step.host.calls import HostCall, HostCalls, is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalar_plan import ScalarPlan
 from torch_compat.step.host.scalars import HostScalar
-from torch_compat.step.host.slots import ComputedSlot, ValueSlot, indices_of_values
+from torch_compat.step.host.slots import ComputedSlot, Places, ValueSlot, indices_of_values
 from torch_compat.step.metrics.calls import MetricCalls
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture.generation.uncut import Uncut
@@ -45,6 +46,7 @@ class StepTrace:
     differentiable: tuple[int, ...] = ()
     there_before: Collection[int] = frozenset()  # ids of objects, see describe
     retained: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by id of a tensor: it, its gradient
+    places: Places = field(default_factory=Places)
     result: Any = None
     scalars: ScalarPlan = field(default_factory=ScalarPlan)
     optimizers: OptimizerTrace = field(default_factory=OptimizerTrace)
@@ -54,10 +56,14 @@ class StepTrace:
         self.metrics = MetricCalls(self.calls)
         self.logs = LogRecorder(self.calls, self.metrics)
 
-    def template(self, tree: Any, batch: Sequence[Any] = ()) -> Any:
+    def template(self, tree: Any, batch: Sequence[Any] = (), *, keep: bool = True) -> Any:
         """``tree`` with slots for what differs from step to step.
 
         That is its traced tensors (outputs of the step from now on), counters, and leaves of the ``batch`` that are no tensors.
+
+        Args:
+            keep: whether the user has it after the step, so that one tensor is the same in all that is kept. What a host call
+                gets, which may be made later, must not be changed meanwhile.
         """
         positions = {id(leaf): index for index, leaf in enumerate(batch) if not isinstance(leaf, _ATOMS)}
 
@@ -79,6 +85,9 @@ class StepTrace:
                 self.graphs += [False, False]
                 return ValueSlot("values", len(self.values) - 2, columns=len(self.values) - 1)
             if is_traced(leaf):
+                if keep and (known := self.places.slots.get(id(leaf))) is not None:
+                    self.places.stored.append(known[1].index)
+                    return known[1]
                 self.values.append(leaf.detach())
                 self.graphs.append(leaf.requires_grad)
                 index, grad = len(self.values) - 1, None
@@ -86,7 +95,11 @@ class StepTrace:
                     self.values.append(retained[1].detach())
                     self.graphs.append(False)
                     grad = index + 1
-                return ValueSlot("values", index, grad=grad)
+                slot = ValueSlot("values", index, grad=grad)
+                if keep:
+                    self.places.slots[id(leaf)] = (leaf, slot)
+                    self.places.stored.append(index)
+                return slot
             if holds_traced(leaf, _NUMBERS):
                 raise CaptureError(
                     f"the step returns, stores or gives to a call a {type(leaf).__qualname__} with a number in it that "
@@ -104,13 +117,14 @@ class StepTrace:
             CaptureError: something in it cannot be repeated after every step.
         """
         self.calls.check_refused()
-        self.result = template(recording.with_objects(self.result))
-        returned = len(self.values)
+        self.result = self.places.tied(self.result, template(recording.with_objects(self.result)))
+        returned = len(self.places.stored)
         self.differentiable = tuple(index for index in indices_of_values(self.result) if self.graphs[index])
-        self.effects = recording.effects(template)
+        self.effects = recording.effects(template, self.places)
         self.there_before = recording.there_before
-        self.stores_graph = any(self.graphs[returned:])
-        self.made = self.calls.finish(template)
+        self.stores_graph = any(self.graphs[index] for index in self.places.stored[returned:])
+        self.made = self.calls.finish(functools.partial(template, keep=False))
+        self.places.forget()
         self.metrics.finish(self.calls.used)
         self.calls.check_texts()
         self.calls.closed = True
@@ -121,7 +135,7 @@ class StepTrace:
         calls = "\n".join(f"{call.text} {describe((call.args, call.kwargs), {*there, *_streams(call)})}" for call in self.made)
         scalars = [*self.scalars.texts, *map(str, self.scalars.assumed)]
         parts = (self.logs.fingerprint(), self.effects.fingerprint(there), calls, scalars, self.optimizers.fingerprint())
-        return "\n".join([*map(str, parts), describe(self.result, there)])
+        return "\n".join([*map(str, parts), describe(self.result, there), *self.places.texts])
 
 
 def _streams(call: HostCall) -> Iterator[int]:

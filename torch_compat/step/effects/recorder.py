@@ -21,7 +21,7 @@ from torch_compat.step.host.batch_texts import TracedText, TracedTexts
 from torch_compat.step.host.calls import is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
-from torch_compat.step.host.slots import ObjectSlot
+from torch_compat.step.host.slots import ObjectSlot, Places
 from torch_compat.step.values import policy
 from torch_compat.step.values.dict_contents import put_entries, put_in_order
 from torch_compat.step.values.generators import same_state, set_state, state_of, use_of
@@ -327,8 +327,11 @@ class Recording:
                 del holder[key]
             holder.update(seen.held)
 
-    def effects(self, template: Callable[[Any], Any]) -> Effects:
+    def effects(self, template: Callable[[Any], Any], places: Places | None = None) -> Effects:
         """The changes, with the tensors of this capture made outputs of the step by ``template``.
+
+        Args:
+            places: of containers that are at several.
 
         Raises:
             CaptureError: a change keeps a tensor of an earlier step, which a record cannot stand for; or the step leaves a hook
@@ -355,7 +358,8 @@ class Recording:
                 f"the step {self._drawn[0]}, which a compiled step would do only once. Draw with "
                 "torch (torch.rand, …) in the step, or do it in a hook or in the dataset"
             )
-        records = tuple(self._record(*change, template) for change in self._changes)
+        tied = (places or Places()).tied
+        records = tuple(self._record(*change, template, tied) for change in self._changes)
         if self._stored_again:
             refusal = (
                 f"the step stores or returns {self._stored_again[0]}, a list, dict or set that is there already; a compiled step "
@@ -363,16 +367,29 @@ class Recording:
             )
         return Effects(records, () if self._once else tuple(self._left), refusal, only_once=self._once)
 
-    def _record(self, kind: str, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Record:
+    def _record(
+        self,
+        kind: str,
+        place: ObjectPath,
+        key: Any,
+        value: Any,
+        template: Callable[[Any], Any],
+        tied: Callable[[Any, Any], Any],
+    ) -> Record:
         made = (place, key) in self._made
         if any(map(_is_of_the_step, key if type(key) is tuple else (key,))):
             raise CaptureError(
                 f"the step makes an entry of {place} under a key that is a value of its own batch, which a compiled step "
                 "does not know beforehand. Keep a list of pairs, or make the entry in a hook such as on_train_batch_end"
             )
+        own = value
         value = self.with_objects(value)
         value = pytree.tree_map_only((set, frozenset), functools.partial(_known_set, place), value, is_leaf=is_size)
         filled = self._template(place, key, value, template)
+        if kind != "contents":
+            filled = tied(own, filled)
+        elif isinstance(filled, list):  # of a list that is there, what is in it alone is new
+            filled = list(map(tied, own, filled))
         owner = next(
             (one for one in self._of_library if place.root == one.root and place.steps[: len(one.steps)] == one.steps), None
         )
@@ -509,6 +526,8 @@ def _differs(before: Any, now: Any) -> bool:
     """Whether an attribute's value changed; containers that stayed the same object are compared on their own."""
     if same(now, before) or is_still(before, now):
         return False
+    if isinstance(now, list | dict | deque | set):
+        return True  # another one, whatever is in it: it may be at other places, too
     if isinstance(before, PLAIN) or any(issubclass(type(leaf), _FROM_THE_STEP) for leaf in (before, *pytree.tree_leaves(now))):
         return True
     try:

@@ -6,7 +6,8 @@ There are three: a :class:`ValueSlot` for a value that an executed step has some
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -82,6 +83,78 @@ class ObjectSlot:
 
 
 SLOTS = (ValueSlot, ComputedSlot, ObjectSlot)
+
+
+_CONTAINERS = (list, dict, deque, set)
+
+
+@dataclass
+class Places:
+    """Objects that a step makes and that are at several places of its result and of what it stores: each stays one object.
+
+    Attributes:
+        slots: by id of a tensor: it, and its slot.
+        stored: the indices of the values that have slots, each time.
+        shared: ids of the templates of lists, dicts and deques that are at several places, and of sets.
+        texts: for each container at another place which of them it is, to tell runs apart.
+    """
+
+    slots: dict[int, tuple[Any, ValueSlot]] = field(default_factory=dict)
+    stored: list[int] = field(default_factory=list)
+    shared: set[int] = field(default_factory=set)
+    texts: list[str] = field(default_factory=list)
+    _templates: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Let go of the objects of the run."""
+        self.slots.clear()
+        self._templates.clear()
+
+    def tied(self, value: Any, template: Any) -> Any:
+        """``template`` with the templates made before for containers in ``value`` that have one."""
+        if isinstance(value, _CONTAINERS):
+            known = self._templates.get(id(value))
+            if known is not None and known[1] is value:
+                self.shared.add(id(known[2]))
+                self.texts.append(f"again: {known[0]}")
+                return known[2]
+            if type(template) is not type(value) or template is value:  # a slot, or of a class that is not looked into
+                return template
+            self._templates[id(value)] = (len(self._templates), value, template)
+        elif type(value) is not tuple:
+            return template
+        if isinstance(value, set):  # no tree, so that each step would give the very same one
+            self.shared.add(id(template))
+            return template
+        if isinstance(value, tuple):
+            return tuple(map(self.tied, value, template))
+        for key in value if isinstance(value, dict) else range(len(value)):
+            template[key] = self.tied(value[key], template[key])
+        return template
+
+
+def mapped_once(function: Callable[[Any], Any], tree: Any, shared: Collection[int], made: dict[int, Any], stop: Any) -> Any:
+    """``pytree.tree_map`` for trees in which containers are at several places: each is mapped once.
+
+    Args:
+        shared: their ids.
+        made: what was made of them, which is added to.
+        stop: ``is_leaf``.
+    """
+
+    def of_leaf(leaf: Any) -> Any:
+        number = id(leaf)
+        if number not in shared:
+            return function(leaf)
+        if number not in made:
+            within = lambda one: one is not leaf and ends(one)  # noqa: E731
+            made[number] = leaf.copy() if isinstance(leaf, set) else pytree.tree_map(of_leaf, leaf, is_leaf=within)
+        return made[number]
+
+    def ends(one: Any) -> bool:
+        return id(one) in shared or stop(one)
+
+    return pytree.tree_map(of_leaf, tree, is_leaf=ends)
 
 
 def indices_of_values(tree: Any) -> list[int]:
