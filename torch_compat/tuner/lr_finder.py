@@ -195,7 +195,7 @@ def lr_find(
             loop = run_fit(trainer, num_training)
         finally:
             test.close()
-    trainer.fit_loop.setup_data()  # the test had loaders of its own, and the Trainer shows its own afterwards
+        trainer.fit_loop.setup_data()  # the test had loaders of its own, and the Trainer shows its own; without draws for others
     steps = loop.progress.global_step - first_step
     if steps != num_training:
         log.info(f"LR finder stopped early after {steps} steps due to diverging loss.")

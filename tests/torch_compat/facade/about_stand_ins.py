@@ -179,10 +179,12 @@ def loaders_after_the_finders() -> Any:
         Tuner(one).scale_batch_size(model, max_trials=2, steps_per_trial=1, init_val=4)
         loaders = [one.train_dataloader, one.val_dataloaders]
         found.append([None if loader is None else loader.batch_size for loader in loaders])
-    one = trainer(max_epochs=1)
+    one, model = trainer(max_epochs=1), Sized()
+    torch.manual_seed(3)
     with contextlib.redirect_stderr(io.StringIO()):  # stock shows a bar where none is wanted
-        Tuner(one).lr_find(Sized(), num_training=3)
-    return [*found, one.train_dataloader is not None, one.val_dataloaders is not None]
+        Tuner(one).lr_find(model, num_training=3)
+    drawn = torch.rand(1)  # the loaders' data are drawn, too, and nothing of that is left
+    return [*found, one.train_dataloader is not None, one.val_dataloaders is not None, drawn]
 
 
 @ask
