@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 from answering import ask, ask_each, attempt
-from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
 from lightning.pytorch.callbacks.progress import tqdm_progress
 from lightning.pytorch.demos.boring_classes import RandomIterableDataset
 from lightning.pytorch.loggers import CSVLogger
@@ -104,11 +104,11 @@ ask_each(
 )
 
 
-class Asked:
+class Asked(ProgressBar):
     """Notes what metrics a bar gets."""
 
     def get_metrics(self, *args: Any) -> Any:
-        found = super().get_metrics(*args)  # type: ignore[misc]
+        found = super().get_metrics(*args)
         self.__dict__.setdefault("found", []).append(dict(found))
         return found
 
