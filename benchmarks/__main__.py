@@ -78,9 +78,7 @@ def main() -> None:
         print("\nworst first:", *map(line_of, worst_first(result.rows)), sep="\n")
     print(f"\nkept in {os.path.relpath(result.path)}")
     if worse := worsened(before, result.rows):
-        sys.exit(
-            "\n".join([f"worse than in {args.check}:", *(f"{new.what}: {old.value}, now {new.value}" for old, new in worse)])
-        )
+        sys.exit("\n".join([f"worse than in {args.check}:", *worse]))
 
 
 if __name__ == "__main__":

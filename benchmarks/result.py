@@ -67,11 +67,20 @@ class Result:
         os.replace(aside, self.path)
 
 
-def worsened(before: Iterable[Row], now: Iterable[Row]) -> list[tuple[Row, Row]]:
-    """The ratios that are worse than they were by more than :data:`TOLERANCE`, each as it was and as it is."""
-    kept = {row.what: row for row in before if row.is_ratio}
-    pairs = [(kept[row.what], row) for row in now if row.is_ratio and row.what in kept]
-    return [(old, new) for old, new in pairs if _growth(old, new) > TOLERANCE]
+def worsened(before: Iterable[Row], now: Iterable[Row]) -> list[str]:
+    """A line for each ratio that is worse than it was by more than :data:`TOLERANCE`, or gone, of what was measured now."""
+    found = {row.what: row for row in now}
+    measured = {what.partition(" ")[0] for what in found}
+    lines = []
+    for old in before:
+        new = found.get(old.what)
+        if not old.is_ratio or old.what.partition(" ")[0] not in measured:
+            continue
+        if new is None or not new.is_ratio:
+            lines.append(f"{old.what}: {old.value}, now not measured")
+        elif _growth(old, new) > TOLERANCE:
+            lines.append(f"{old.what}: {old.value}, now {new.value}")
+    return lines
 
 
 def _growth(old: Row, new: Row) -> float:

@@ -42,3 +42,8 @@ def test_rows_of_another_machine_do_not_go_into_the_file(tmp_path: Path) -> None
 )
 def test_a_ratio_is_worse_by_more_than_a_tenth(target: str, now: str, worse: bool) -> None:
     assert bool(worsened([row("mlp", "1.00 x", target)], [row("mlp", now, target)])) == worse
+
+
+def test_a_ratio_that_is_gone_is_worse() -> None:
+    before = [row("mlp train", "1.00 x"), row("gnn train", "0.50 x")]
+    assert worsened(before, [row("mlp", FAILED)]) == ["mlp train: 1.00 x, now not measured"]
