@@ -20,10 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.sharding import PartitionSpec
+from torch.utils.flop_counter import register_flop_formula
 
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.tensors.dtypes import jax_dtype, torch_dtype
 from xlatrain.bridge.tensors.host import as_numpy, from_numpy
+from xlatrain.xla import flops
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("jax_call(Tensor[] inputs, int plan) -> Tensor[]")
@@ -214,3 +216,17 @@ def _on_cpu(function: Callable[..., list[jax.Array]], *lists: Sequence[torch.Ten
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         found = function(*([jnp.asarray(as_numpy(one.detach().cpu())) for one in tensors] for tensors in lists))
         return [from_numpy(np.array(one)).to(device) for one in found]
+
+
+@register_flop_formula(torch.ops.xlatrain.jax_call, get_raw=True)
+def _flops(inputs: Sequence[torch.Tensor], plan: int, **_: Any) -> int:
+    """FLOPs of a function."""
+    found = plan_of(plan)
+    return flops.count(jax.make_jaxpr(found.forward)(list(found.inputs))).total
+
+
+@register_flop_formula(torch.ops.xlatrain.jax_pullback, get_raw=True)
+def _flops_pullback(residuals: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], plan: int, **_: Any) -> int:
+    """FLOPs of its gradients."""
+    given = [[spec_of(one) for one in tensors] for tensors in (residuals, cotangents)]
+    return flops.count(jax.make_jaxpr(plan_of(plan).pullback)(*given)).total

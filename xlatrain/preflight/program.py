@@ -9,12 +9,13 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from xlatrain.preflight import flops, libtpu, stored
+from xlatrain.preflight import libtpu, stored
 from xlatrain.preflight.costs import Costs
-from xlatrain.preflight.flops import Flops
 from xlatrain.preflight.hlo import Collective, Hlo
 from xlatrain.preflight.stored import StoredProgram
 from xlatrain.step.device_memory import Shortage
+from xlatrain.xla import flops
+from xlatrain.xla.flops import Flops
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from xlatrain.mesh.mesh import make_mesh
-from xlatrain.preflight import Step, compile_step, flops
+from xlatrain.preflight import Step, compile_step
 from xlatrain.preflight.estimate import passes
-from xlatrain.preflight.flops import Flops
 from xlatrain.preflight.hlo import Hlo
+from xlatrain.xla import flops
+from xlatrain.xla.flops import Flops
 
 TPU = """HloModule jit_f
 
@@ -124,6 +125,14 @@ def test_flops_of_convolutions_and_passes() -> None:
     found = flops.count(jaxpr)
     assert found.total == 2 * (2 * 4 * 8 * 8) * (3 * 3 * 3)
     assert found.bf16_passes == 6 * found.total
+
+
+def test_flops_of_grouped_products_and_their_gradients() -> None:
+    def f(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+        return jnp.sum(jax.lax.ragged_dot(rows, weights, sizes) ** 2)
+
+    args = np.zeros((8, 4), np.float32), np.zeros((3, 4, 5), np.float32), np.array([2, 3, 3])
+    assert flops.count(jax.make_jaxpr(jax.grad(f, (0, 1)))(*args)).total == 3 * 2 * 8 * 4 * 5
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [(jnp.int8, "int8"), (jnp.float8_e4m3fn, "float8"), (jnp.bfloat16, None)])

@@ -129,3 +129,14 @@ def test_products_of_int8_take_the_time_of_the_chip(topology: str, times: int) -
     assert found.compute_seconds == pytest.approx(of_all / 4)  # as traced, on four chips
     assert sum(region["compute"] for region in found.regions.values()) == pytest.approx(of_all / 4)  # as compiled
     assert any("products in int8, 100% of the FLOPs" in text and f"at {times} times" in text for text in found.assumptions)
+
+
+@pytest.mark.parametrize(("precision", "told"), [("highest", "6.0 on average here"), ("default", None)])
+def test_products_in_float32_are_told(precision: str, told: str | None) -> None:
+    def multiply(params: jax.Array, state: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return params, jax.lax.dot(batch, params, precision=precision) + state
+
+    square = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    found = preflight_step(multiply, square, square, square, topology="v5e:2x2").estimate
+    assert found is not None and any(" on average here" in text for text in found.assumptions) == (told is not None)
+    assert told is None or any(told in text for text in found.assumptions)

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 from torch.fx.node import Node
+from torch.utils.flop_counter import register_flop_formula
 
 import xlatrain.bridge.capture.activations  # noqa: F401  defines the ops
 from xlatrain.bridge.graph_nodes import NodeMaker
@@ -45,6 +46,18 @@ def _fake_backward(
 ) -> tuple[torch.Tensor, ...]:
     """Shapes of the gradients by x, weight and bias."""
     return torch.empty_like(x), torch.empty_like(weight), x.new_empty(weight.shape[:1])
+
+
+@register_flop_formula(torch.ops.xlatrain.picked_log_softmax)
+def _flops(x: Any, weight: Any, bias: Any, index: Any, **_: Any) -> int:
+    """FLOPs of the product that gives the logits, by shapes."""
+    return 2 * torch.Size(index).numel() * torch.Size(weight).numel()
+
+
+@register_flop_formula(torch.ops.xlatrain.picked_log_softmax_backward)
+def _flops_backward(factor: Any, x: Any, weight: Any, bias: Any, index: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of the gradients by both factors."""
+    return 2 * _flops(x, weight, bias, index)
 
 
 _ATEN, _OURS = torch.ops.aten, torch.ops.xlatrain

@@ -12,17 +12,13 @@ from torch.fx.node import Node, map_arg
 from torch.utils.flop_counter import flop_registry
 
 import xlatrain.bridge.capture.vocabulary  # noqa: F401  defines the ops
+from xlatrain.bridge.capture.traceable.while_loop import loop_of
 from xlatrain.bridge.lower.kernels.choice import Request, Splash, choose
 from xlatrain.bridge.lower.kernels.chosen import is_backward, request_of_node
 
 _SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.xlatrain.barrier.default)
 _FORWARD, _BACKWARD = 2, 4
 """Products of attention: the model's backward pass has no recomputation of the scores, which every kernel makes."""
-_PICKED = {
-    torch.ops.xlatrain.picked_log_softmax.default: (_FORWARD, 1, 3),
-    torch.ops.xlatrain.picked_log_softmax_backward.default: (_BACKWARD, 2, 4),
-}
-"""Losses over a vocabulary: how many FLOPs for each row and number of the weight, and where these two are among the arguments."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +79,8 @@ def _flops(node: Any) -> int:
         queries, keys = request.lengths
         seen = queries * keys if request.mask else request.band.pairs(queries, keys)
         return (_BACKWARD if is_backward(node) else _FORWARD) * _product(request, seen)
-    if (times := _PICKED.get(node.target)) is not None:  # by rows, features and words
-        weight, index = (cast(Any, node.args[place]).meta["val"] for place in times[1:])
-        return times[0] * index.numel() * weight.numel()
+    if node.target is torch.ops.xlatrain.while_loop.default:  # nobody knows how often it turns
+        return model_flops(loop_of(node.args[2]).body.graph.graph)
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is None:
         return 0

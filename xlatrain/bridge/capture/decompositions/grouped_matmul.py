@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 from xlatrain.bridge.errors import CaptureError, user_line
 
@@ -23,6 +24,12 @@ def _fake(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> torch.
     """Shape of the grouped product of ``a`` and ``b``: (groups, M, N) where both have as many dims, else (M, N)."""
     groups = () if a.ndim != b.ndim else (a.shape[0],) if offs is None else (offs.shape[0],)
     return a.new_empty((*groups, a.shape[-2], b.shape[-1]))
+
+
+@register_flop_formula(torch.ops.xlatrain.grouped_mm)
+def _flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """FLOPs by shapes: each row, or each summed element, belongs to one group unless all groups are as large."""
+    return 2 * (a[0] if len(a) == len(b) == 3 else 1) * a[-2] * a[-1] * b[-1]
 
 
 def grouped_mm(

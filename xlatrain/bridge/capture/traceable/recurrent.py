@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import register_flop_formula
 
 from xlatrain.bridge.capture.autocast import is_as_on_a_gpu
 from xlatrain.bridge.capture.masked_rows.packed import packed_rows, padded_rows
@@ -66,6 +67,18 @@ def _fake_backward(
 ) -> tuple[torch.Tensor, ...]:
     """Shapes of the gradients: those of the gates, the first states, the weight and the bias."""
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (gates, h0, c0, weight, bias))
+
+
+@register_flop_formula(torch.ops.xlatrain.recurrence)
+def _flops(cell: str, gates: Any, h0: Any, c0: Any, weight: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of the products with each step's state, by shapes."""
+    return 2 * gates[0] * h0[0] * weight[0] * weight[1]
+
+
+@register_flop_formula(torch.ops.xlatrain.recurrence_backward)
+def _flops_backward(cell: str, grad_h: Any, grad_c: Any, *args: Any, **_: Any) -> int:
+    """FLOPs of the gradients by states and by the weight."""
+    return 2 * _flops(cell, *args)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

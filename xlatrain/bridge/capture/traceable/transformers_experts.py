@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from jax.sharding import Mesh
+from torch.utils.flop_counter import register_flop_formula
 
 from xlatrain.bridge.capture.activations import MESHES
 from xlatrain.bridge.capture.attention import inside_functorch
@@ -48,6 +49,18 @@ def _fake_backward(
 ) -> tuple[torch.Tensor, ...]:
     """Gradients by ``x``, ``weights``, ``up`` and ``down``."""
     return tuple(torch.empty_like(one, memory_format=torch.contiguous_format) for one in (x, weights, up, down))
+
+
+@register_flop_formula(torch.ops.xlatrain.experts)
+def _flops(x: Any, index: Any, weights: Any, up: Any, down: Any, *_: Any, **__: Any) -> int:
+    """FLOPs of each token through its chosen experts, by shapes."""
+    return 2 * torch.Size(index).numel() * (torch.Size(up[1:]).numel() + torch.Size(down[1:]).numel())
+
+
+@register_flop_formula(torch.ops.xlatrain.experts_backward)
+def _flops_backward(grad: Any, *args: Any, **_: Any) -> int:
+    """FLOPs of the gradients by tokens and by weights."""
+    return 2 * _flops(*args)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

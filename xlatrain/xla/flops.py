@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-_MATMULS = ("dot_general", "ragged_dot", "ragged_dot_general")
+_PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def count(jaxpr: Any) -> Flops:
     total = Flops(0, 0)
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        if name in _MATMULS or name == "conv_general_dilated":
+        if name in _PRODUCTS:
             total += _product(equation)
         elif name == "pallas_call":
             continue  # who calls a kernel says what it computes
@@ -78,8 +78,11 @@ def _product(equation: Any) -> Flops:
     elif equation.primitive.name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
         flops = 2 * math.prod(out.shape) * math.prod(left.shape[dim] for dim in contracted)
-    else:  # each row meets one group's matrix
-        flops = 2 * math.prod(out.shape) * left.shape[-1]
+    else:  # each row meets one group's matrix; where rows are summed, each group has a matrix of its own rows
+        dims = equation.params["ragged_dot_dimension_numbers"]
+        (contracted, _), _ = dims.dot_dimension_numbers
+        summed = dims.lhs_ragged_dimensions[0] in contracted
+        flops = 2 * math.prod(out.shape[1:] if summed else out.shape) * math.prod(left.shape[dim] for dim in contracted)
     narrow = {left.dtype, right.dtype}
     return Flops(
         flops,
