@@ -61,7 +61,12 @@ CASES_ABOUT_THE_HOST = {
         *("counters_in_arithmetic_and_branches", "counters_in_texts_and_indices", "schedules_in_lists"),
         *("a_schedule_that_ends_too_early", "annealed_every_step", "annealed_by_the_step", "attributes_changed_by_hooks"),
         *("attribute_of_a_callback_read", "none_now_and_then", "none_in_an_accumulation_window", "counted_in_python"),
-        *("containers_in_two_places", "one_new_object_in_two_places", "numbers_that_come_and_go"),
+        *(
+            "containers_in_two_places",
+            "one_new_object_in_two_places",
+            "what_cached_functions_do_besides",
+            "numbers_that_come_and_go",
+        ),
         *("counters_kept", "random_numbers_of_python", "global_random_numbers_of_python", "hooks_wrapped_on_the_instance"),
         *("optimizer_step_with_warm_up", "optimizer_step_every_second_batch", "stopped_inside_an_epoch"),
     ],
@@ -283,6 +288,7 @@ EAGER_CASES = {
     "sparse_gradients_of_bags": "embedding_bag with sparse=True",
     "arrays_drawn_by_numpy_that_tensors_share": "drawn at random",
     "writes_to_a_slice_whose_place_is_drawn": "x[:, start : start + 2].mul_(2.0)",
+    "what_cached_functions_do_besides": "keeps its results",
     "uses_a_slice_whose_tensor_was_written_to": "part = x[:, start : start + 2].T",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import random
@@ -176,6 +177,44 @@ def one_new_object_in_two_places(run: Run) -> None:
     fit(run, model, n=56)
     run.note("seen", model.seen)
     run.note("rows", model.rows)
+
+
+COMPUTED: list[Any] = []
+
+
+@functools.cache
+def computed_once(number: int) -> float:
+    COMPUTED.append(number)
+    return 1.0 + number % 2
+
+
+@case
+def what_cached_functions_do_besides(run: Run) -> None:
+    """A body runs at new arguments alone: what it appends, counts and draws comes once for each."""
+
+    class Cached(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.counted: list[int] = []
+
+        @functools.lru_cache(maxsize=2)  # noqa: B019
+        def factor(self, number: int, validates: bool) -> float:
+            self.counted.append(number)
+            return 1 + validates + random.random()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * computed_once(batch_idx % 3)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("factor", self.factor(batch_idx // 2, True))
+
+    COMPUTED.clear()
+    computed_once.cache_clear()
+    random.seed(3)
+    model = Cached()
+    fit(run, model, n=56)
+    run.note("computed", COMPUTED)
+    run.note("counted", model.counted)
 
 
 @case

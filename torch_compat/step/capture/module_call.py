@@ -52,7 +52,7 @@ def call_backward_body(wanted: Sequence[int]) -> StepBody:
                 "adds to its gradient, which the backward pass of a single call cannot run.\n  Fix: register_hook, or compile "
                 "the whole step: fabric.compile(step)."
             )
-        with ahead_of_time(trace.calls, _refusal):
+        with ahead_of_time(_refusal):
             grads = torch.autograd.grad(found, inner, cotangents, allow_unused=True)
         trace.result = list(grads[len(names) :])
         return dict(zip(names, grads[: len(names)], strict=True))

@@ -30,7 +30,7 @@ from torch_compat.step.host.changing_numbers import ChangingNumbers
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.scalar_plan import ArrayForm, ArraysWantedError
 from torch_compat.step.metrics.calls import MetricsImportedError
-from torch_compat.step.values.generators import same_state
+from torch_compat.step.values.generators import host_random_state, same_state
 from torch_compat.step.values.taken_values import TAKEN
 from torch_compat.step.values.user_objects import may_be_followed
 from xlatrain.bridge.capture.autocast import as_on_a_gpu
@@ -251,7 +251,7 @@ class CaptureSession:
 
     def _run_once(self, attempt: _Attempt, spec: StepSpec, use: Use[_T], needs_graph: Callable[[StepInputs], bool]) -> _T:
         """Run a step once for ``use``, and take back what it did."""
-        name, way, before = attempt.name, attempt.way, _host_random_state()
+        name, way, before = attempt.name, attempt.way, host_random_state()
         attended, effects = name in self._attended, Effects()
         try:
             precision = matmul_precision(torch.get_float32_matmul_precision())
@@ -264,7 +264,7 @@ class CaptureSession:
                 effects = run.effects
                 found = use(run, inputs)
         finally:
-            after = _host_random_state()
+            after = host_random_state()
             drawn = _restore_host_random_state(before)
         if effects.refusal and (effects.only_once or not attended):
             raise ImpureStepError(effects.refusal)
@@ -374,13 +374,9 @@ _RETRIES = (
 _MOST_ARRAYS = 16
 
 
-def _host_random_state() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()
-
-
 def _restore_host_random_state(before: tuple[Any, Any]) -> bool:
     """Put the generators back, so that repeated draws are the same; returns whether there were any draws."""
-    if same_state(_host_random_state(), before):
+    if same_state(host_random_state(), before):
         return False
     _set_host_random_state(before)
     return True

@@ -240,6 +240,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 contextlib.nullcontext() if inputs.numbers is None else inputs.numbers.lifting(tracer),
                 trace.hooks.followed(),
             ):
+                recording.calls = trace.calls
                 texts = BatchTexts(tracer)
                 batch = texts.watch(inputs.spec.unflatten(leaves, texts.wrap_leaf))
                 with inputs.reading(tracer, inputs.host_values):  # backward and the hooks of gradients read attributes, too

@@ -18,7 +18,7 @@ from torch_compat.step.effects.descriptions import VALUES
 from torch_compat.step.effects.effects import Effects, ObjectPath, Record, is_plain, replace_contents
 from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedText, TracedTexts
-from torch_compat.step.host.calls import is_size, is_traced
+from torch_compat.step.host.calls import HostCalls, is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import ObjectSlot, Places
@@ -106,16 +106,25 @@ def note_written(owner: torch.nn.Module, name: str) -> None:
 
 @contextlib.contextmanager
 def changing_nothing(refusal: Callable[[str], CaptureError]) -> Iterator[None]:
-    """A part of a step that is being recorded, which may not change the objects that are followed.
+    """A part of a step that is being recorded, which may not change the objects that are followed, nor call on the host.
 
     Raises:
-        CaptureError: ``refusal`` of the name of what it changes.
+        CaptureError: ``refusal`` of what it does.
     """
-    before = Recording(_OPEN[-1].roots)
+    outer = _OPEN[-1]
+    before, calls = Recording(outer.roots), len(outer.calls.calls)
     yield
+    if len(outer.calls.calls) > calls:
+        raise refusal(f"calls {outer.calls.calls[calls].text} on the host")
     for seen in before._seen:
         if seen.is_changed():
-            raise refusal(str(seen.place))
+            raise refusal(f"changes {seen.place}")
+    for place, array, held in before._arrays:
+        if not holds_the_same(array, held):
+            raise refusal(f"changes {place}")
+    for place, generator, state in before._streams:
+        if not same_state(state_of(generator), state):
+            raise refusal(use_of(generator, str(place)))
 
 
 @dataclass
@@ -145,9 +154,11 @@ class Recording:
 
     Attributes:
         there_before: ids of the containers and objects that were found.
+        calls: those that the step makes on the host.
     """
 
     roots: Mapping[str, Any]
+    calls: HostCalls = field(default_factory=HostCalls)
     _seen: list[_Seen] = field(default_factory=list)
     _changes: list[tuple[str, ObjectPath, Any, Any]] = field(default_factory=list)
     _streams: list[tuple[ObjectPath, Any, Any]] = field(default_factory=list)

@@ -8,6 +8,7 @@ import enum
 import functools
 import operator
 import os
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.step.effects.recorder import changing_nothing
 from torch_compat.step.guards.followed_functions import FollowedFunctions
 from torch_compat.step.guards.instrumented import Instrumented
 from torch_compat.step.guards.known_functions import (
@@ -54,11 +56,13 @@ from torch_compat.step.host.arrays import HostArray, constructor
 from torch_compat.step.host.host_future import as_float, as_int
 from torch_compat.step.host.number_functions import extreme_of
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.values.generators import host_random_state, same_state
 from torch_compat.step.values.marks import PLAIN, has_contents
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.taken_values import TakenValues
 from torch_compat.step.values.user_objects import is_user_class
 from xlatrain.bridge.capture.stand_ins import class_of, stood_for
+from xlatrain.bridge.errors import CaptureError, user_line
 
 _PATHS = 4096  # characters
 _TAKES_FILES = frozenset({"load", "loadtxt", "genfromtxt", "fromfile"})
@@ -91,6 +95,8 @@ class CalledFunctions:
         if kind is types.MethodType:
             inner, owner = function.__func__, function.__self__
             self._functions.follow_class(type(owner))
+            if isinstance(inner, functools._lru_cache_wrapper):
+                return functools.partial(self._cached(inner), owner)
             in_python = type(inner) is types.FunctionType
             return self._called(inner, owner, function) if in_python else self._method_in_c(function, owner)
         if function is type:
@@ -389,10 +395,20 @@ class CalledFunctions:
     def _cached(self, function: Any) -> Callable[..., Any]:
         """A function that keeps its results: those without tensors stay, as they would."""
         self._functions.follow(function)
-        self._places.note(Contents(function, f"what {getattr(function, '__qualname__', 'a cache')} has cached"), read=True)
+        name = getattr(function, "__qualname__", "a function")
+        self._places.note(Contents(function, f"what {name} has cached"), read=True)
+
+        def refusal(what: str) -> CaptureError:
+            return CaptureError(
+                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: {name} keeps its results "
+                f"(functools.cache), and {what} where it is called for the first time with a number, which a compiled step would "
+                "do each time.\n  Fix: do it outside of the function, or in a hook such as on_train_batch_start."
+            )
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
+            numbers = any(type(one) is HostScalar for one in pytree.tree_leaves((args, kwargs)))
+            with self._changing_nothing(refusal) if numbers else contextlib.nullcontext():
+                result = function(*args, **kwargs)
             if not is_plain(result) or (type(result) is tuple and not all(map(is_plain, result))):
                 self._traced_caches.add(function)
             elif function not in self._traced_caches:
@@ -400,6 +416,22 @@ class CalledFunctions:
             return result
 
         return called
+
+    @contextlib.contextmanager
+    def _changing_nothing(self, refusal: Callable[[str], CaptureError]) -> Iterator[None]:
+        """A call of a function that keeps its results, with a number that differs from step to step: in a capture its body runs
+        whether the cache has the number or not, and its program stands for steps of either kind.
+
+        Raises:
+            CaptureError: ``refusal`` of what it does besides.
+        """
+        before, drawn = self._places.now(), host_random_state()
+        with changing_nothing(refusal):
+            yield
+        if not same_state(host_random_state(), drawn):
+            raise refusal("draws from a random generator")
+        if (changed := self._places.changed(before)) is not None:
+            raise refusal(changed.does)
 
 
 def _statements(source: Any) -> Any:

@@ -7,7 +7,7 @@ import gc
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -221,6 +221,30 @@ class NotedPlaces:
                 one.text = f"the contents of {name}"
         self._first.clear()
         return found, changes
+
+    def now(self) -> dict[Key, Hashable]:
+        """How the places look now that were found by a name, rather than in an object that the step made."""
+        found = [location for location, before, _ in self._first.values() if before is not None and self._is_found(location)]
+        return {location.key: location.now() for location in found}
+
+    def changed(self, since: Mapping[Key, Hashable]) -> Change | None:
+        """The first change since :meth:`now` gave this, but of caches; a place that was met since has been as it was met."""
+        for key, now in self.now().items():
+            location, before, _ = self._first[key]
+            if now != since.get(key, before) and not isinstance(location.owner, functools._lru_cache_wrapper):
+                return self._change(location)
+        return None
+
+    def _is_found(self, location: Location) -> bool:
+        """Whether a name of a function's surroundings leads to a place."""
+        met: set[int] = set()
+        while not is_variable(location) and id(location.owner) not in met:
+            met.add(id(location.owner))
+            above = self._first.get(self._leads.get(id(self._owner(location)), ("", 0, None)), (None,))[0]
+            if above is None:
+                return False
+            location = above
+        return is_variable(location)
 
     def _change(self, location: Location) -> Change:
         if isinstance(location, Stream):

@@ -67,5 +67,5 @@ def after_hooks(run: RunContext, hook: str | None) -> Iterator[None]:
             "on_after_backward, or leave the hook out"
         )
 
-    with ahead_of_time(recorder.calls, refusal):
+    with ahead_of_time(refusal):
         yield

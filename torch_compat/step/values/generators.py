@@ -33,6 +33,11 @@ def state_of(value: Any) -> Any:
         return value.get_state()
 
 
+def host_random_state() -> tuple[Any, Any]:
+    """The states of the generators that Python and numpy have for everybody."""
+    return random.getstate(), np.random.get_state()
+
+
 def same_state(now: Any, before: Any) -> bool:
     """Whether two states of one generator are the same."""
     if isinstance(now, torch.Tensor):
