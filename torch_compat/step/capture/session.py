@@ -9,7 +9,7 @@ import functools
 import importlib
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +28,7 @@ from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.assumptions import Assumptions
 from torch_compat.step.host.changing_numbers import ChangingNumbers
 from torch_compat.step.host.host_values import HostValues
+from torch_compat.step.host.offsets import MovingOffsets
 from torch_compat.step.host.scalar_plan import ArrayForm, ArraysWantedError
 from torch_compat.step.metrics.calls import MetricsImportedError
 from torch_compat.step.values.generators import host_random_state, same_state
@@ -60,6 +61,7 @@ class _Attempt:
         follows_changed: whether what the attempt before it changed outside of the followed objects is followed by now.
         refused: what ended the attempt to record it.
         arrays: the forms of arrays that are its inputs.
+        offsets: how it takes places that are known before the step.
         tries: how often these were other ones than it uses.
     """
 
@@ -69,6 +71,7 @@ class _Attempt:
     follows_changed: bool = False
     refused: Exception | None = None
     arrays: tuple[ArrayForm, ...] = ()
+    offsets: MovingOffsets = field(default_factory=MovingOffsets)
     tries: int = 0
 
 
@@ -96,6 +99,7 @@ class CaptureSession:
         self._changed = changed
         self._op_by_op: set[str] = set()  # names of steps that cannot be recorded
         self._arrays: dict[str, tuple[ArrayForm, ...]] = {}  # by name of the step, those that it used last
+        self._exact_offsets: set[str] = set()  # names of steps that want places as constants
         self._attended: dict[str, ChangingNumbers] = {}
         self._redo: tuple[Callable[[], None], ...] = ()  # of the last run
         self.raised: Exception | None = None
@@ -152,13 +156,14 @@ class CaptureSession:
             return run.same_as(step)
 
         found: Difference | Exception | None
+        exact = step.scalars.offsets_exact
         try:
-            found = self._run(name, spec, host_values, use, _MENDING)
+            found = self._run(name, spec, host_values, use, _MENDING, exact_offsets=exact)
         except Exception as error:
             found = error
         if found is not None:
             with contextlib.suppress(Exception), forgotten(step.effects, self._changed) as any_entry:
-                if any_entry and self._run(name, spec, host_values, use, _MENDING) is None:
+                if any_entry and self._run(name, spec, host_values, use, _MENDING, exact_offsets=exact) is None:
                     return None
         if isinstance(found, Exception):
             raise found
@@ -200,6 +205,7 @@ class CaptureSession:
         self._op_by_op.discard(name)
         self._attended.pop(name, None)
         self._arrays.pop(name, None)
+        self._exact_offsets.discard(name)
 
     def _run(
         self,
@@ -209,18 +215,23 @@ class CaptureSession:
         use: Use[_T],
         retries: Sequence[_Retry],
         needs_graph: Callable[[StepInputs], bool] = lambda inputs: False,
+        *,
+        exact_offsets: bool | None = None,
     ) -> _T:
         """Run a step for ``use``; where that is in vain, once more in another way, with all that it did taken back.
 
         Args:
             retries: the other runs, in the order in which they are tried.
             needs_graph: whether ``use`` needs the graph, so that what cannot be recorded is traced at once.
+            exact_offsets: whether places that are known before the step are constants; None: as the step wants them.
 
         Raises:
             Exception: where all runs lead to one, the first that tells why there is no capture, else the user's first.
         """
         first: Exception | None = None
         attempt = self._fresh(name, host_values)
+        if exact_offsets is not None:
+            attempt = replace(attempt, offsets=MovingOffsets(exact_offsets))
         decimal.getcontext()  # made where it is asked for first, which must not be the copy
         while True:
             forget_toggled = noting_toggled(self._module)
@@ -247,7 +258,8 @@ class CaptureSession:
 
     def _fresh(self, name: str, host_values: HostValues) -> _Attempt:
         way = Way.OP_BY_OP if name in self._op_by_op or not is_enabled() else Way.RECORDED
-        return _Attempt(name, host_values, way, arrays=self._arrays.get(name, ()))
+        offsets = MovingOffsets(name in self._exact_offsets)
+        return _Attempt(name, host_values, way, arrays=self._arrays.get(name, ()), offsets=offsets)
 
     def _run_once(self, attempt: _Attempt, spec: StepSpec, use: Use[_T], needs_graph: Callable[[StepInputs], bool]) -> _T:
         """Run a step once for ``use``, and take back what it did."""
@@ -257,7 +269,7 @@ class CaptureSession:
             precision = matmul_precision(torch.get_float32_matmul_precision())
             with self._guards.capturing(name, attended=attended) as changed, precision, self._lists(), no_hooks_installed():
                 inputs = spec.inputs(attempt.host_values)
-                inputs = replace(inputs, arrays=attempt.arrays, numbers=self._attended.get(name))
+                inputs = replace(inputs, arrays=attempt.arrays, numbers=self._attended.get(name), offsets=attempt.offsets)
                 if way is Way.OP_BY_OP and needs_graph(inputs):
                     way = Way.TRACED
                 run = run_step(spec, inputs, way)
@@ -341,6 +353,13 @@ class CaptureSession:
         """Make constants with guards of the changing numbers that were inputs."""
         return self._fresh(attempt.name, attempt.host_values) if self._guards.demote(attempt.name) else None
 
+    def _with_exact_offsets(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
+        """Take slices as the views that they are in torch, one program for each place."""
+        if attempt.offsets.exact or not attempt.offsets.met:
+            return None
+        self._exact_offsets.add(attempt.name)
+        return self._fresh(attempt.name, attempt.host_values)
+
 
 @dataclass(frozen=True)
 class _Retry:
@@ -368,6 +387,7 @@ _RETRIES = (
     *_MENDING,
     _Retry("with another outcome of what only the running step knows", CaptureSession._with_other_outcomes),
     _Retry("with constants for the numbers that were inputs", CaptureSession._with_constants),
+    _Retry("with constants for the places that were inputs", CaptureSession._with_exact_offsets, mends=True),
 )
 
 

@@ -32,7 +32,8 @@ from torch_compat.step.host.changing_numbers import ChangingNumbers
 from torch_compat.step.host.functions import recording_host_functions
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.number_functions import taking_host_scalars
-from torch_compat.step.host.regions import slicing_at_drawn_bounds
+from torch_compat.step.host.offsets import MovingOffsets
+from torch_compat.step.host.regions import slicing_at_moving_bounds
 from torch_compat.step.host.scalar_plan import SLOTS, ArrayForm
 from torch_compat.step.host.scalars import ScalarTracer, was_written
 from torch_compat.step.host.slots import ResultTemplate
@@ -72,6 +73,7 @@ class StepInputs:
         arrays: the forms of arrays that the step gets after the counters.
         states: like those of optimizers whose Python runs in the step; inputs, too. None: no optimizer runs in it.
         numbers: of a step whose Python runs before each of its programs: those of its Python that change become inputs.
+        offsets: how it takes places that are known before it.
     """
 
     params: Mapping[str, torch.Tensor]
@@ -89,6 +91,7 @@ class StepInputs:
     arrays: tuple[ArrayForm, ...] = ()
     states: Mapping[InlineKey, torch.Tensor] | None = None
     numbers: ChangingNumbers | None = None
+    offsets: MovingOffsets = field(default_factory=MovingOffsets)
 
     @property
     def form(self) -> Hashable:
@@ -219,7 +222,9 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             leaves,
             dict(zip(inputs.params, params, strict=True)),
             dict(zip(inputs.buffers, buffers, strict=True)),
+            inputs.offsets,
         )
+        tracer.plan.offsets_exact = inputs.offsets.exact
         with (
             answering(asked),
             as_parameters(),
@@ -236,7 +241,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 trace.metrics.recording(),
                 recording_host_functions(trace.calls),
                 taking_host_scalars(),
-                slicing_at_drawn_bounds(),
+                slicing_at_moving_bounds(inputs.offsets),
                 contextlib.nullcontext() if inputs.numbers is None else inputs.numbers.lifting(tracer),
                 trace.hooks.followed(),
             ):

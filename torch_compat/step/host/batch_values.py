@@ -17,6 +17,7 @@ import torch
 
 from torch_compat.step.host.assumptions import AssumedValues, Compared
 from torch_compat.step.host.host_values import Expression, HostValues
+from torch_compat.step.host.offsets import MovingOffsets
 from torch_compat.step.host.scalar_plan import Guard
 from torch_compat.step.host.scalars import ScalarTracer
 from xlatrain.bridge.capture.cut import Cut, UnknownValueError, cut_to, really
@@ -126,8 +127,10 @@ class AskedValues:
         host_values: its host values.
         leaves: the batch's tensors, as the capture has them.
         parameters, buffers: by name, as the capture has them.
+        offsets: how the capture takes places that are known before the step.
 
     Attributes:
+        offsets: that.
         known: see :class:`~xlatrain.bridge.capture.cut.Answers`.
         assumed: outcomes of what is not known.
     """
@@ -139,10 +142,12 @@ class AskedValues:
         leaves: Sequence[torch.Tensor],
         parameters: Mapping[str, torch.Tensor],
         buffers: Mapping[str, torch.Tensor],
+        offsets: MovingOffsets,
     ) -> None:
         self._plan = tracer.plan
         self._host_values = host_values
         self._parameters = frozenset(parameters)
+        self.offsets = offsets
         self._texts: dict[str, int] = {}
         self.assumed = AssumedValues(tracer.plan.assumed, host_values)
         self.known: dict[int, int | str] = {}
@@ -177,12 +182,15 @@ class AskedValues:
         where = user_line(traceback.extract_stack()) or "the step"
         return self.assumed.outcome(tensor, f"the value asked for in {where}", found, compared, likely)
 
-    def value_of(self, tensor: torch.Tensor, read: Callable[[torch.Tensor], Any], what: str) -> tuple[Expression, str] | None:
-        """An expression that gives ``read`` of a tensor, and its text; None where the tensor has no known value."""
+    def value_of(self, tensor: torch.Tensor, read: Callable[[torch.Tensor], Any], what: str) -> tuple[Any, ...] | None:
+        """The parts of what is known of ``read`` of a tensor (:class:`~torch_compat.step.host.host_future.Known`), or None."""
         try:
-            return self._expression(cut_to(tensor), read, what)
+            cut = cut_to(tensor)
+            expression, text = self._expression(cut, read, what)
         except UnknownValueError:
             return None
+        of_state = bool(cut.inputs) and not cut.leaves
+        return expression, text, of_state, (f"{what} of tensor {self._texts[cut.text]}", 0)
 
     def _expression(self, cut: Cut, read: Callable[[torch.Tensor], Any], what: str) -> tuple[Expression, str]:
         if cut.leaves and not self._parameters.isdisjoint(cut.inputs):

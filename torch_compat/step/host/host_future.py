@@ -20,6 +20,7 @@ import torch.utils._pytree as pytree
 
 from torch_compat.step.host.assumptions import Compared
 from torch_compat.step.host.calls import HostCalls, is_traced
+from torch_compat.step.host.offsets import Offset, moved
 from torch_compat.step.host.scalar_plan import Expression
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import ValueSlot
@@ -49,17 +50,21 @@ class Known:
     Attributes:
         of: an expression that gives it.
         text: what tells it from others.
+        of_state: whether buffers or parameters tell it, and no batch.
+        offset: it as another number and what is added to that.
         changed: not empty where it, or what it is a part of, may have been changed in place.
     """
 
     of: Expression
     text: str
+    of_state: bool = False
+    offset: Offset | None = None
     changed: list[str] = field(default_factory=list)
 
     def then(self, function: Callable[[Any], Any], text: str) -> Known:
         """``function`` of it."""
-        of = self.of
-        return Known(lambda host_values: function(of(host_values)), f"{text} of {self.text}", self.changed)
+        of, text = self.of, f"{text} of {self.text}"
+        return Known(lambda host_values: function(of(host_values)), text, self.of_state, changed=self.changed)
 
 
 class HostFuture:
@@ -137,6 +142,27 @@ class HostFuture:
     def looked_at(self, function: Callable[[Any], Any]) -> HostFuture:
         """``function`` of it, a look at whether it is finite."""
         return self._apply(function, self, traced=True)
+
+    @property
+    def as_offset(self) -> Offset | None:
+        """The number as another and what is added to that, where it is a whole number that is known before the step."""
+        known = self._known
+        if known is None or known.changed or self._traced is None or type(self._like) is not int:
+            return None
+        return known.offset or (known.text, 0)
+
+    def drop_unused(self) -> None:
+        """Nobody wants it, unless somebody uses it later."""
+        self._calls.pure.add(self._slot.index)
+
+    def is_of_state(self) -> bool:
+        """Whether it is a real number that buffers or parameters tell before the step."""
+        known, kind = self._known, type(self._like)
+        return known is not None and known.of_state and not known.changed and self._traced is not None and kind in (int, float)
+
+    def may_move(self) -> bool:
+        """Whether programs may take it as an input; if not, it is a constant of each."""
+        return self._calls.asked is not None and self._calls.asked.offsets.meet()
 
     def stays_a_number(self) -> bool:
         """Whether it is a real number of the graph that only the running step knows."""
@@ -334,19 +360,29 @@ class HostFuture:
 
 
 def as_float(*args: Any) -> Any:
-    """``float(*args)`` in a captured step: of a value that only the running step knows, a value that comes later; a counter
-    stays one."""
+    """``float(*args)`` in a captured step: of a value that the running step or the state knows, a value that comes later; a
+    counter stays one."""
     value: Any = args[0] if len(args) == 1 else None
     if is_traced(value) and value.numel() == 1:
         value = value.item()
-    if type(value) is HostFuture and value.stays_a_number():
+    if type(value) is HostFuture and (value.stays_a_number() or (value.is_of_state() and value.may_move())):
         return value.as_float()
     return value.mapped(float) if type(value) is HostScalar else float(*args)
 
 
 def as_int(*args: Any) -> Any:
-    """``int(*args)`` in a captured step: a counter, or a number that is drawn, stays an expression."""
-    return args[0].as_int() if len(args) == 1 and type(args[0]) is HostScalar else int(*args)
+    """``int(*args)`` in a captured step: a counter, a number that is drawn, or one that the state tells stays an expression."""
+    value: Any = args[0] if len(args) == 1 else None
+    if type(value) is HostScalar:
+        return value.as_int()
+    if is_traced(value) and value.numel() == 1 and not (value.is_floating_point() or value.is_complex()):
+        value = value.item()
+    if type(value) is HostFuture:
+        if value.as_offset is not None and value.is_of_state() and value.may_move():
+            return value
+        if value is not args[0]:
+            value.drop_unused()
+    return int(*args)
 
 
 def _as_float(value: Any) -> Any:
@@ -363,8 +399,14 @@ def _known_result(function: Callable[..., Any], args: tuple[Any, ...]) -> Known 
     def of(host_values: Any) -> Any:
         return function(*[arg if one is None else one.of(host_values) for arg, one in zip(args, known, strict=True)])
 
-    changed = next((one.changed for one in known if one is not None), [])
-    return Known(of, f"{getattr(function, '__name__', function)!s}({', '.join(texts)})", changed)
+    met = [one for one in known if one is not None]
+    changed = next((one.changed for one in met), [])
+    offset = None
+    if len(args) == 2 and len(met) == 1:
+        swap = known[0] is None
+        offset = moved(function, met[0].offset or (met[0].text, 0), args[0 if swap else 1], swap=swap)
+    text = f"{getattr(function, '__name__', function)!s}({', '.join(texts)})"
+    return Known(of, text, all(one.of_state for one in met), offset, changed)
 
 
 def _known_operand(arg: Any) -> Known | None:

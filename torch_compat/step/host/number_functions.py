@@ -15,6 +15,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.step.host.arrays import HostArray, of_numbers
 from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.offsets import width
 from torch_compat.step.host.scalars import HostScalar
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.torchscript import scripting_with
@@ -41,6 +42,7 @@ def taking_host_scalars() -> Iterator[None]:
     functions += [
         (torch, name, _of_exact_size(getattr(torch, name))) for name in ("zeros", "ones", "empty", "rand", "randn", "roll")
     ]
+    functions.append((torch, "arange", _counting(torch.arange)))
     functions.append((torch.jit, "script", scripting_with([(owner, name, getattr(owner, name)) for owner, name, _ in functions])))
     for kind in (FunctionalTensor, FakeTensor):
         functions.append((kind, "new_tensor", _new_tensor))
@@ -93,6 +95,20 @@ def _of_exact_size(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.
     @functools.wraps(factory)
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
         return factory(*map(_exact, args), **{name: _exact(one) for name, one in kwargs.items()})
+
+    return make
+
+
+def _counting(arange: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """``torch.arange``: as many numbers from a place on as for every step are its first ones moved there."""
+
+    @functools.wraps(arange)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        count = width(*args) if len(args) == 2 and kwargs.get("out") is None else None
+        if count is None:
+            return arange(*args, **kwargs)
+        start, dtype = args[0].tensor(), kwargs.pop("dtype", None) or torch.int64
+        return (arange(count, **kwargs) + start).to(dtype)
 
     return make
 

@@ -1,7 +1,8 @@
-"""Slices whose bounds are drawn at random for each step, while it is captured: CutMix's boxes, random crops.
+"""Slices and entries whose places are others for each step, while it is captured: a queue's, CutMix's boxes, random crops.
 
-``x[:, start : start + 16]`` has one size, and only its place is an input of the program. It is a copy, where torch gives a view:
-a step that would see the difference is refused. Where the size is drawn too, as of
+``x[:, start : start + 16]`` and ``x[start]`` have one size, and only the place is an input of the program: a counter, a number
+that a buffer tells before the step, one that is drawn. It is a copy, where torch gives a view: a step that would see the
+difference is captured with the place as a constant, or refused where that is drawn. Where the size is drawn too, as of
 ``x[:, :, y1:y2, x1:x2] = x[perm, :, y1:y2, x1:x2]``, the region is known by a mask over the whole tensor (:class:`Region`): what
 goes element by element, and what is written to the same region, needs no size. Any other use needs it, and is refused.
 """
@@ -9,51 +10,46 @@ goes element by element, and what is written to the same region, needs no size. 
 from __future__ import annotations
 
 import contextlib
-import re
+import operator
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.step.host.calls import is_traced
+from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.offsets import MovingOffsets, offset_of, width
 from torch_compat.step.host.scalars import HostScalar, was_written
 from xlatrain.bridge.capture.masked_rows.masked_rows import REPLACED
-from xlatrain.bridge.capture.recorded.tape import have_parted
+from xlatrain.bridge.capture.recorded.tape import have_parted, ops_so_far
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
 
 
 @dataclass(frozen=True)
 class _Bounds:
-    """A slice with bounds that are drawn, along a dim of the result.
+    """A slice with bounds that are others for each step, along a dim of the result.
 
     Attributes:
         dim: from the end of the dims: -1 is the last one.
         size: the tensor's, along it.
         start, stop: the slice's.
+        length: the number of elements where that is always the same; the whole slice lies within the tensor then.
     """
 
     dim: int
     size: int
     start: Any
     stop: Any
+    length: int | None
 
     @property
     def key(self) -> tuple[Any, ...]:
         """The words for its elements: the same ones are the same elements, whatever is drawn."""
         return (self.dim, self.size, _text(self.start), _text(self.stop))
-
-    @property
-    def length(self) -> int | None:
-        """The number of elements where that is always the same; the whole slice lies within the tensor then."""
-        if type(self.start) is not HostScalar or type(self.stop) is not HostScalar:
-            return None
-        begin = re.escape(self.start.text)
-        found = re.fullmatch(rf"\({begin} \+ (\d+)\)|\((\d+) \+ {begin}\)", self.stop.text)
-        count = int(found[1] or found[2]) if found is not None else 0
-        return count if 0 < count <= self.size and 0 <= self.start <= self.size - count else None
 
     def mask(self, device: torch.device) -> torch.Tensor:
         """A bool tensor (size, 1, …): the elements of the slice, with dims for those after it."""
@@ -69,13 +65,17 @@ class _Bounds:
         given = bound.tensor()
         return torch.where(given < 0, given + self.size, given).clamp(0, self.size)
 
-    def elements(self, count: int, device: torch.device) -> torch.Tensor:
-        """The ``count`` elements of a slice of that length, as an index."""
-        return torch.arange(count, device=device) + self.start.tensor()
+    def elements(self, device: torch.device) -> torch.Tensor:
+        """The elements of a slice of one length, as an index."""
+        assert self.length is not None
+        start = self.start.tensor().to(torch.int64)
+        return torch.arange(self.length, device=device) + torch.where(start < 0, start + self.size, start)
 
 
 def _text(bound: Any) -> Any:
-    return bound.text if type(bound) is HostScalar else bound
+    if type(bound) is HostFuture:
+        return bound.as_offset or id(bound)
+    return bound.as_offset or bound.text if type(bound) is HostScalar else bound
 
 
 class Region(torch.Tensor):
@@ -199,111 +199,226 @@ def _write(whole: torch.Tensor, bounds: tuple[_Bounds, ...], values: Any) -> Non
 
 @dataclass(frozen=True)
 class _Sliced:
-    """An index with slices whose bounds are drawn.
+    """An index with places that are others for each step.
 
     Attributes:
         rest: the index with whole dims in their place.
         bounds: theirs.
+        entries: the dims of those that are entries, which the result does not have; from the end.
         is_view: whether the rest of it gives a view.
     """
 
     rest: tuple[Any, ...]
     bounds: tuple[_Bounds, ...]
+    entries: tuple[int, ...]
     is_view: bool
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The words for the elements."""
+        return (repr(self.rest), *(one.key for one in self.bounds))
+
+    @property
+    def is_of_one_size(self) -> bool:
+        """Whether the result has always the same size."""
+        return all(one.length is not None for one in self.bounds)
+
+    def taken_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The elements, a copy that has the dims of ``whole``."""
+        for one in self.bounds:
+            whole = whole.index_select(whole.ndim + one.dim, one.elements(whole.device))
+        return whole
+
+    def without_entries(self, taken: torch.Tensor) -> torch.Tensor:
+        """A view of ``taken`` with the dims that the index gives."""
+        kept = [size for dim, size in enumerate(taken.shape) if dim - taken.ndim not in self.entries]
+        return taken.reshape(kept) if self.entries else taken
+
+    def write(self, whole: torch.Tensor, value: Any) -> None:
+        """Write ``value`` to the elements of ``whole``.
+
+        Args:
+            value: a tensor that broadcasts to what the index gives, or a number.
+        """
+        value = value.to(whole.dtype) if isinstance(value, torch.Tensor) else whole.new_full((), value)
+        sizes = {whole.ndim + one.dim: one.length for one in self.bounds}
+        full = [sizes.get(dim, size) for dim, size in enumerate(whole.shape)]
+        while value.ndim > whole.ndim - len(self.entries) and value.shape[0] == 1:
+            value = value.squeeze(0)
+        value = value.expand([size for dim, size in enumerate(full) if dim - whole.ndim not in self.entries]).reshape(full)
+        _put(whole, self.bounds, value)
+
+
+def _put(whole: torch.Tensor, bounds: tuple[_Bounds, ...], value: torch.Tensor) -> None:
+    first, *others = bounds
+    dim, elements = whole.ndim + first.dim, first.elements(whole.device)
+    if others:
+        part = whole.index_select(dim, elements)
+        _put(part, tuple(others), value)
+        value = part
+    whole.index_copy_(dim, elements, value)
 
 
 def _is_drawn(part: Any) -> bool:
     return type(part) is slice and any(type(one) is HostScalar and one.is_drawn for one in (part.start, part.stop))
 
 
-def _sliced(x: torch.Tensor, index: Any) -> _Sliced | None:
-    """The parts of an index; None where no slice of it has a bound that is drawn, or it is a kind that is not followed."""
+def _is_entry(part: Any) -> bool:
+    return offset_of(part) is not None or _is_found(part)
+
+
+def _is_found(part: Any) -> bool:
+    """Whether it is an entry that only the running step knows: its program looks whether there is such a one."""
+    return type(part) is HostFuture and part.stays_a_number() and type(part.example()) is int
+
+
+def _as_it_is(index: Any) -> Any:
+    """An index with the places in it as constants."""
+    if type(index) is tuple:
+        return tuple(map(_as_it_is, index))
+    return operator.index(index) if type(index) is HostFuture and _is_entry(index) else index
+
+
+def _length(part: Any, size: int) -> int | None:
+    """The number of elements of a part of an index where that is always the same; they lie within ``size`` then."""
+    if type(part) is not slice:
+        return 1 if _is_found(part) or (_is_entry(part) and -size <= part < size) else None
+    count = width(part.start, part.stop)
+    return count if count is not None and count <= size and 0 <= part.start <= size - count else None
+
+
+def _sliced(x: torch.Tensor, index: Any, offsets: MovingOffsets) -> _Sliced | None:
+    """The parts of an index; None where no place of it is another for each step, or it is a kind that is not followed."""
     parts = list(index) if type(index) is tuple else [index]
-    if not any(map(_is_drawn, parts)):
+    drawn = any(map(_is_drawn, parts))
+    if not drawn and (
+        not any(_is_entry(part) or (type(part) is slice and width(part.start, part.stop)) for part in parts)
+        or not (is_traced(x) or type(x) in (torch.Tensor, torch.nn.Parameter))
+        or not offsets.meet()
+    ):
         return None
     if any(type(part) is slice and part.step not in (None, 1) for part in parts if _is_drawn(part)):
         return None
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-    numbers = [part for part in parts if type(part) is int]
-    known = all(part is None or part is Ellipsis or type(part) in (int, slice) or part in tensors for part in parts)
+    numbers = [part for part in parts if type(part) is int or _is_entry(part)]
+    given = sum(part is not None and part is not Ellipsis for part in parts)
+    known = sum(type(part) is slice for part in parts) + len(tensors) + len(numbers) == given <= x.ndim
     if not known or len(tensors) > 1 or (tensors and numbers) or any(one.dtype in (torch.bool, torch.uint8) for one in tensors):
         return None
-    given = sum(part is not None and part is not Ellipsis for part in parts)
-    if Ellipsis not in [part for part in parts if not isinstance(part, torch.Tensor)]:
+    if not any(part is Ellipsis for part in parts):
         parts.append(Ellipsis)
-    place = next(place for place, part in enumerate(parts) if part is Ellipsis)
-    parts[place : place + 1] = [slice(None)] * (x.ndim - given)
+    at = next(at for at, part in enumerate(parts) if part is Ellipsis)
+    parts[at : at + 1] = [slice(None)] * (x.ndim - given)
     rest: list[Any] = []
-    found: list[tuple[int, int, slice]] = []
+    found: list[tuple[int, _Bounds]] = []
+    entries: list[int] = []
     dim, made = 0, 0  # of x, and of the result
     for part in parts:
-        if _is_drawn(part):
-            found.append((made, x.shape[dim], part))
-        rest.append(slice(None) if _is_drawn(part) else part)
-        made += part.ndim if isinstance(part, torch.Tensor) else type(part) is not int
+        length = _length(part, x.shape[dim]) if part is not None and not isinstance(part, torch.Tensor) else None
+        if length is not None or _is_drawn(part):
+            start, stop = (part.start, part.stop) if type(part) is slice else (part, None)
+            found.append((made, _Bounds(0, x.shape[dim], start, stop, length)))
+            entries += [] if type(part) is slice else [made]
+            part = slice(None)
+        rest.append(part)
+        made += part.ndim if isinstance(part, torch.Tensor) else part is None or type(part) is slice
         dim += part is not None
-    bounds = tuple(_Bounds(place - made, size, part.start, part.stop) for place, size, part in found)
-    return _Sliced(tuple(rest), bounds, not tensors)
+    if not found or (entries and any(one.length is None for _, one in found)):
+        return None
+    bounds = tuple(replace(one, dim=place - made) for place, one in found)
+    return _Sliced(tuple(rest), bounds, tuple(place - made for place in entries), not tensors)
 
 
-def _refuse_parted(copies: list[tuple[torch.Tensor, torch.Tensor, str | None]]) -> None:
-    for copy, source, where in copies:
-        as_it_runs = hasattr(copy, "elem")  # in which order is not known
-        if was_written(copy) or was_written(source) if as_it_runs else have_parted(copy, source):
+@dataclass
+class _Copy:
+    """A copy in the place of a view.
+
+    Attributes:
+        taken: the copy.
+        given: what the user got, a view of it.
+        source, index: of what, and where in it.
+        where: the user's line.
+        since: after how many ops of the run the two had the same elements.
+    """
+
+    taken: torch.Tensor
+    given: torch.Tensor
+    source: torch.Tensor
+    index: tuple[Any, ...]
+    where: str | None
+    since: int
+
+    def has_parted(self) -> bool:
+        """Whether the run would see that it is no view."""
+        if hasattr(self.taken, "elem"):  # as it runs: in which order is not known
+            return was_written(self.taken) or was_written(self.source)
+        return have_parted(self.taken, self.source, self.since)
+
+    def may_be_put_back(self, value: Any, source: torch.Tensor, index: tuple[Any, ...]) -> bool:
+        """Whether ``source[index] = value`` puts it back as it is, after ``source[index] += 1``."""
+        if value is not self.given or hasattr(self.taken, "elem") or source is not self.source or index != self.index:
+            return False
+        return not have_parted(self.taken, self.source, self.since, put_back=True)
+
+
+def _refuse_parted(copies: list[_Copy]) -> None:
+    for copy in copies:
+        if copy.has_parted():
             raise CaptureError(
-                f"{where or 'the step'}\n  cannot be captured: a slice whose place is drawn at random is written to in place, "
-                "or used after its tensor was; in a compiled step it is a copy.\n  Fix: assign what it shall become "
+                f"{copy.where or 'the step'}\n  cannot be captured: a slice whose place is drawn at random is written to in "
+                "place, or used after its tensor was; in a compiled step it is a copy.\n  Fix: assign what it shall become "
                 "(x[:, start : start + 4] = values), and take slices after other changes of the tensor."
             )
 
 
 @contextlib.contextmanager
-def slicing_at_drawn_bounds() -> Iterator[None]:
-    """Within the block tensors take slices whose bounds are drawn.
+def slicing_at_moving_bounds(offsets: MovingOffsets) -> Iterator[None]:
+    """Within the block tensors take slices and entries whose places are others for each step.
+
+    Args:
+        offsets: how those are taken that are not drawn.
 
     Raises:
-        CaptureError: at the end of the block, where a slice of one size is written to in place, or used after its tensor was.
+        CaptureError: at the end of the block, where one of one size is written to in place, or used after its tensor was.
     """
-    copies: list[tuple[torch.Tensor, torch.Tensor, str | None]] = []  # of what, and the user's line
+    copies: list[_Copy] = []
     take: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
     assign: Callable[[Any, Any, Any], None] = torch.Tensor.__setitem__
 
     def get_item(self: torch.Tensor, index: Any) -> Any:
-        found = None if isinstance(self, Region) else _sliced(self, index)
+        found = None if isinstance(self, Region) else _sliced(self, index, offsets)
         if found is None:
-            return take(self, index)
+            return take(self, _as_it_is(index))
         rest = take(self, found.rest)
-        lengths = [one.length for one in found.bounds]
-        if None in lengths:
+        if not found.is_of_one_size:
             return Region.of(rest, found.bounds)
-        for one, length in zip(found.bounds, lengths, strict=True):
-            assert length is not None
-            rest = rest.index_select(rest.ndim + one.dim, one.elements(length, rest.device))
+        taken = found.taken_of(rest)
+        given = found.without_entries(taken)
         if found.is_view:
-            copies.append((rest, self, user_line(traceback.extract_stack())))
-        return rest
+            copies.append(_Copy(taken, given, self, found.key, user_line(traceback.extract_stack()), ops_so_far()))
+        return given
 
     def set_item(self: torch.Tensor, index: Any, value: Any) -> None:
-        found = None if isinstance(self, Region) else _sliced(self, index)
+        found = None if isinstance(self, Region) else _sliced(self, index, offsets)
         if found is None or not found.is_view:
-            assign(self, index, value)
+            assign(self, _as_it_is(index), value)
             return
+        put_back = [one for one in copies if one.may_be_put_back(value, self, found.key)]
         whole = take(self, found.rest)
+        number = type(value) in (bool, int, float, HostScalar)
+        value = value.tensor() if type(value) is HostScalar else value
+        if type(value) is HostFuture and (traced := value.in_graph()) is not None:
+            value = traced
         if type(value) is Region:
             if value.keys != frozenset(one.key for one in found.bounds):
                 value.refuse()
             _write(whole, found.bounds, value.whole)
+        elif found.is_of_one_size and (number or is_traced(value) or type(value) in (torch.Tensor, torch.nn.Parameter)):
+            found.write(whole, value)
+            for one in put_back:
+                one.since = ops_so_far()
         elif not isinstance(value, torch.Tensor) or _spreads(value, found.bounds):
-            _write(whole, found.bounds, value.tensor() if type(value) is HostScalar else value)
-        elif len(found.bounds) == 1 and (length := found.bounds[0].length) is not None:
-            (one,) = found.bounds
-            whole.index_copy_(
-                whole.ndim + one.dim,
-                one.elements(length, whole.device),
-                value.to(whole.dtype).expand(
-                    *[length if dim == whole.ndim + one.dim else size for dim, size in enumerate(whole.shape)]
-                ),
-            )
+            _write(whole, found.bounds, value)
         else:
             assign(self, index, value)  # which asks for the bounds
 

@@ -73,6 +73,7 @@ class ScalarPlan:
         wholes, fractions: expressions whose values are inputs, int and float.
         arrays: expressions that give arrays which are inputs, and their forms.
         moved: by how much the step itself advances each counter.
+        offsets_exact: whether places that are known before the step are constants (:class:`MovingOffsets`).
         draws: numbers that the step draws from Python's and numpy's random generators; None for none.
     """
 
@@ -85,6 +86,7 @@ class ScalarPlan:
     arrays: list[tuple[Expression, ArrayForm]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)
+    offsets_exact: bool = False
     draws: Any = None
 
     def holds(self, host_values: HostValues) -> bool:

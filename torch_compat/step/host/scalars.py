@@ -26,6 +26,7 @@ import torch.utils._pytree as pytree
 
 from torch_compat.step.host.holders import HASHED_BY_VALUE, HOLDERS, numbers_in, text_of
 from torch_compat.step.host.host_values import Expression, HostValues
+from torch_compat.step.host.offsets import Offset, moved
 from torch_compat.step.host.scalar_plan import SLOTS, ArrayForm, ArraysWantedError, Guard, ScalarPlan
 from xlatrain.bridge.capture.recorded.tape import is_written
 from xlatrain.bridge.errors import CaptureError, user_line
@@ -206,7 +207,11 @@ def _binary(symbol: str, function: Callable[[Any, Any], Any], *, swap: bool = Fa
         text = f"({left.text} {symbol} {right.text})"
         value = function(left.value, right.value)
         return HostScalar(
-            self._tracer, lambda host_values: function(left.expression(host_values), right.expression(host_values)), text, value
+            self._tracer,
+            lambda host_values: function(left.expression(host_values), right.expression(host_values)),
+            text,
+            value,
+            moved(function, self._offset, other, swap=swap),
         )
 
     return method
@@ -259,11 +264,12 @@ def _unary(name: str, function: Callable[[Any], Any]) -> Any:
 class HostScalar:
     """A counter of the loop, or an expression over counters, while a step is captured. It passes for an ``int`` or ``float``."""
 
-    def __init__(self, tracer: ScalarTracer, expression: Expression, text: str, value: Any) -> None:
+    def __init__(self, tracer: ScalarTracer, expression: Expression, text: str, value: Any, offset: Offset | None = None) -> None:
         self._tracer = tracer
         self._expression = expression
         self._text = text
         self._value = value
+        self._offset = offset or (text, 0)
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -289,6 +295,11 @@ class HostScalar:
     def text(self) -> str:
         """The expression in words: the same words, the same number in every step."""
         return self._text
+
+    @property
+    def as_offset(self) -> Offset | None:
+        """The number as another and what is added to that, where it is a whole number."""
+        return self._offset if type(self._value) is int else None
 
     @property
     def is_drawn(self) -> bool:
@@ -339,8 +350,6 @@ class HostScalar:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.Tensor.__getitem__ and type(args[1]) is HostScalar:
-            return _row(args[0], args[1])
         leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
         like = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
         if like is not None and func not in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):  # patched ones while capturing
@@ -461,15 +470,6 @@ def _as_number(value: Any) -> Any:
 def _is_number(value: Any) -> bool:
     """Whether it is a counter, a number, or an argument of numpy's that is left out."""
     return type(value) is HostScalar or value is None or isinstance(value, int | float)
-
-
-def _row(tensor: torch.Tensor, index: HostScalar) -> torch.Tensor:
-    """``tensor[index]`` with the index as an input of the program."""
-    size = tensor.shape[0]
-    if not -size <= index < size:
-        return tensor[index._exact()]  # which raises what torch raises
-    wrapped = torch.remainder(index.tensor(), size)  # a negative index counts from the end
-    return tensor.index_select(0, wrapped.reshape(1)).squeeze(0)
 
 
 def was_written(tensor: torch.Tensor) -> bool:

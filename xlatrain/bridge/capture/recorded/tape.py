@@ -336,26 +336,38 @@ def is_written(tensor: torch.Tensor) -> bool:
     return tape is not None and tensor.untyped_storage()._cdata in tape.changed
 
 
-def have_parted(copy: torch.Tensor, source: torch.Tensor) -> bool:
+def ops_so_far() -> int:
+    """How many ops the run that is being recorded has had; 0 without one."""
+    tape = _ACTIVE.get()
+    return 0 if tape is None else len(tape.entries)
+
+
+def have_parted(copy: torch.Tensor, source: torch.Tensor, since: int, *, put_back: bool = False) -> bool:
     """Whether the run that is being recorded would see that ``copy``, which an op of it made, is no view of ``source``.
 
     It has written to the copy, or to the source and then used the copy.
+
+    Args:
+        copy, source: tensors.
+        since: after how many ops of the run they had the same elements.
+        put_back: the copy is about to be written to its place in the source, so that it may be changed as long as nobody has
+            used the source since.
     """
     tape = _ACTIVE.get()
     if tape is None or not tape.changed & {_memory(copy), _memory(source)}:
         return False
-    made = next((place for place, entry in enumerate(tape.entries) if entry.result is copy), -1)
-    is_old = False
-    for entry in tape.entries[made + 1 :]:
-        used = (leaf for leaf in leaves_of((entry.args, entry.kwargs)) if isinstance(leaf, torch.Tensor))
-        if is_old and any(_memory(one) == _memory(copy) for one in used):
+    is_old = is_ahead = False
+    for entry in tape.entries[since:]:
+        used = {_memory(leaf) for leaf in leaves_of((entry.args, entry.kwargs)) if isinstance(leaf, torch.Tensor)}
+        if (is_old and _memory(copy) in used) or (is_ahead and _memory(source) in used):
             return True
         if entry.facts.writes_elements:
             written = {_memory(one) for one in written_by(entry.facts.func, entry.args, entry.kwargs)}
-            if _memory(copy) in written:
+            if _memory(copy) in written and not put_back:
                 return True
+            is_ahead = is_ahead or _memory(copy) in written
             is_old = is_old or _memory(source) in written
-    return False
+    return put_back and is_old
 
 
 def _memory(tensor: torch.Tensor) -> int:
