@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import logging
 import random
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -179,6 +181,56 @@ def one_new_object_in_two_places(run: Run) -> None:
     run.note("rows", model.rows)
 
 
+@dataclasses.dataclass
+class Marks:
+    number: int = 0
+
+
+@case
+def new_objects_that_hooks_change(run: Run) -> None:
+    """An array, a generator, an object that a step makes is another one in each step, as it has made it."""
+
+    class Making(Regression):
+        def __init__(self, make: Callable[[], Any], change: Callable[[Any], Any]) -> None:
+            super().__init__()
+            self.make, self.change = make, change
+            self.kept: list[Any] = []
+            self.seen: list[Any] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.last = self.make()
+            self.kept.append(self.make())
+            return {"loss": super().training_step(batch, batch_idx), "made": [self.make()], "set": {9}}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            outputs["set"].add(batch_idx)
+            self.seen.append([self.change(one) for one in (self.last, self.kept[-1], outputs["made"][0])])
+            self.seen.append([len(set(map(id, self.kept))), sorted(outputs["set"])])
+
+    def add(array: np.ndarray) -> Any:
+        array += 1
+        return array.tolist()
+
+    def count(marks: Marks) -> int:
+        marks.number += 1
+        return marks.number
+
+    def lengthen(held: Any) -> Any:
+        held.append(len(held))
+        return list(held)
+
+    kinds: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+        "array": (functools.partial(np.zeros, 2), add),
+        "bytes": (functools.partial(bytearray, 1), lengthen),
+        "generator": (functools.partial(np.random.default_rng, 4), lambda one: one.random()),
+        "object": (Marks, count),
+    }
+    for name, (make, change) in kinds.items():
+        model = Making(make, change)
+        fit(run, model, n=64)
+        run.note(name, model.seen)
+
+
 COMPUTED: list[Any] = []
 
 
@@ -212,7 +264,7 @@ def what_cached_functions_do_besides(run: Run) -> None:
     computed_once.cache_clear()
     random.seed(3)
     model = Cached()
-    fit(run, model, n=56)
+    fit(run, model, n=56, val=True)
     run.note("computed", COMPUTED)
     run.note("counted", model.counted)
 

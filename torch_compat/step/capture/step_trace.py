@@ -135,7 +135,7 @@ class StepTrace:
         calls = "\n".join(f"{call.text} {describe((call.args, call.kwargs), {*there, *_streams(call)})}" for call in self.made)
         scalars = [*self.scalars.texts, *map(str, self.scalars.assumed)]
         parts = (self.logs.fingerprint(), self.effects.fingerprint(there), calls, scalars, self.optimizers.fingerprint())
-        return "\n".join([*map(str, parts), describe(self.result, there), *self.places.texts])
+        return "\n".join([*map(str, parts), describe(self.result, there, kept=True), *self.places.texts])
 
 
 def _streams(call: HostCall) -> Iterator[int]:

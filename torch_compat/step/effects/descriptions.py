@@ -2,6 +2,7 @@
 
 An object that the step makes is another one in each run, so that it is described by what is in it. One that was there before, or
 that cannot be looked into (a lock, a memory map, a tensor from outside of the step), is described by which one it is.
+So is an array or object that the step stores or returns: hooks may change it, and the next step makes another.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import SLOTS
 from torch_compat.step.values import policy
-from torch_compat.step.values.marks import slots
+from torch_compat.step.values.generators import state_of
+from torch_compat.step.values.marks import has_contents, slots
 from torch_compat.step.values.names import MISSING
-from torch_compat.step.values.user_objects import attributes_of
+from torch_compat.step.values.user_objects import attributes_of, is_user_class
 
 _SHORT = 200  # characters that are written out
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), *SLOTS})
@@ -42,14 +44,19 @@ _HEAP_TYPE = 1 << 9
 _OURS = ("torch_compat", "xlatrain")
 
 
-def describe(tree: Any, there_before: Collection[int] = frozenset()) -> str:
+def describe(tree: Any, there_before: Collection[int] = frozenset(), *, kept: bool = False) -> str:
     """A recorded value or result as text that is equal for equal captures.
 
     Args:
         there_before: ids of objects that were there before the step.
+        kept: whether the user has it after the step, and may change it.
     """
     leaves, spec = pytree.tree_flatten(tree)
-    text = _Description(there_before).of
+
+    def text(leaf: Any) -> str:
+        return _identity(leaf) if kept and _may_be_changed(leaf) else of(leaf)
+
+    of = _Description(there_before).of
     return text(tree) if spec.is_leaf() else f"[{', '.join(map(text, leaves))}] {spec}"
 
 
@@ -143,6 +150,20 @@ class _Description:
 
     def _all(self, values: Iterable[Any], depth: int) -> Iterator[str]:
         return (self.of(one, depth) for one in values)
+
+
+def _may_be_changed(value: Any) -> bool:
+    """Whether it is an object, a generator or an array, or a list or the like that is not looked into for slots."""
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, VALUES) or kind in _OF_THE_STEP or is_traced(value) or kind in (set, frozenset):
+        return False
+    if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+        return False
+    if kind.__module__.partition(".")[0] in _OURS:
+        return False
+    if has_contents(kind) or attributes_of(value) is not None or (is_user_class(kind) and slots(kind)):
+        return True
+    return state_of(value) is not None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -143,7 +143,7 @@ class Record:
         target = f"{self.place}.{self.key}" if self.assigns else f"{self.place}[{describe(self.key, there_before)}]"
         if self.kind.startswith("del"):
             return f"del {target}"
-        value = describe(self.value, there_before)
+        value = describe(self.value, there_before, kept=True)
         if self.kind == "append":
             return f"{self.place}.append({value})"
         return f"{self.place}[:] = {value}" if self.kind == "contents" else f"{target} = {value}"

@@ -118,7 +118,8 @@ class Places:
                 self.shared.add(id(known[2]))
                 self.texts.append(f"again: {known[0]}")
                 return known[2]
-            if type(template) is not type(value) or template is value:  # a slot, or of a class that is not looked into
+            if type(template) is not type(value) or (template is value and type(value) is not set):
+                # a slot, or of a class that is not looked into
                 return template
             self._templates[id(value)] = (len(self._templates), value, template)
         elif type(value) is not tuple:
