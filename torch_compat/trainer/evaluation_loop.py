@@ -184,7 +184,7 @@ class EvaluationLoop(Loop):
         """The values of the loader are now those of its epoch: a torchmetrics object that several share is computed for each."""
         log = self._trainer.metric_log
         log.end_batches(self.results)
-        self._logged.append({} if self._trainer.sanity_checking else log.keep(self.results, on_step=False).log)
+        self._logged.append({} if self._trainer.sanity_checking else log.keep(self.results, on_step=False).logged)
 
     def _batches(self, batches: Iterator[Any], limit: int | float) -> Iterator[Any]:
         if limit == 0:
@@ -216,6 +216,7 @@ class EvaluationLoop(Loop):
         self.batch_stage = Stage.PROCESSED
         if self._on_end:
             self._on_end(outcome.result, batch if outcome.batch is None else outcome.batch, *indices)
+        self.results.end_batch()
         if not trainer.run_time.announced and trainer.state.fn != TrainerFn.FITTING:
             announce(trainer)
         self.batch_stage = Stage.NONE
@@ -228,7 +229,7 @@ class EvaluationLoop(Loop):
             return
         place = (trainer.state.fn == TrainerFn.FITTING, index)
         if trainer.loggers and self.results.logs_steps():
-            trainer.metric_log.send(self.results.metrics(on_step=True).log, step=self.step_counts[place])
+            trainer.metric_log.send(self.results.metrics(on_step=True).logged, step=self.step_counts[place])
         self.step_counts[place] += 1  # batches that log nothing count, as in stock
 
     def _end(self) -> list[dict[str, torch.Tensor]]:
@@ -236,7 +237,7 @@ class EvaluationLoop(Loop):
         trainer.executor.look()
         self.results.dataloader_idx = None
         call.hooks(trainer, f"on_{self.name}_epoch_end")
-        found = log.keep(self.results, on_step=False).log
+        found = log.keep(self.results, on_step=False).logged
         if not trainer.sanity_checking:
             log.send({**ChainMap(*self._logged), **found})
             for one in self._logged:

@@ -240,11 +240,12 @@ class FitLoop(Loop):
         if self._on_batch_end:
             seen = batch if outcome is None or outcome.batch is None else outcome.batch
             self._on_batch_end(None if outcome is None else outcome.result, seen, batch_idx)
+        self.results.end_batch()
         if outcome is not None and not trainer.run_time.announced:
             announce(trainer)
         counts.batch_stage = Stage.COMPLETED
         if not counts.accumulates() and trainer.metric_log.is_due():
-            trainer.metric_log.send(self.results.metrics(on_step=True).log)
+            trainer.metric_log.send(self.results.metrics(on_step=True).logged)
         self._validate_if_due(batch_idx, last)
         if not counts.accumulates():
             step_schedulers(trainer, "step", batch_idx=batch_idx, plateau=True)
@@ -340,7 +341,7 @@ class FitLoop(Loop):
         if self.counts.ended_with_last:
             step_schedulers(trainer, "epoch", batch_idx=progress.batch - 1, plateau=True)
         progress.logged_step -= 1
-        trainer.metric_log.send(trainer.metric_log.keep(self.results, on_step=False).log)
+        trainer.metric_log.send(trainer.metric_log.keep(self.results, on_step=False).logged)
         trainer.metric_log.end_epoch(self.results)
         progress.logged_step += 1
         progress.epoch += 1

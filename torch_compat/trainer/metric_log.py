@@ -116,8 +116,11 @@ class MetricLog:
         results.reset()
         self._hook = None
 
-    def current(self) -> MetricLog:
-        """Bring the values of the loop that runs up to date, and return this log.
+    def current(self, kind: str) -> dict[str, Any]:
+        """Values of one kind, brought up to date by the loop that runs.
+
+        Args:
+            kind: ``"callback"``, ``"logged"`` or ``"progress_bar"``.
 
         Raises:
             CaptureError: a step that is being captured asks, which would have today's values for ever.
@@ -128,15 +131,21 @@ class MetricLog:
                 "which change from step to step.\n  Fix: keep the value as an attribute, in a hook outside of the step: "
                 "self.last = float(self.trainer.callback_metrics[name])."
             )
+        kept: dict[str, Any] = getattr(self, kind)
         if (results := self.results) is not None:
-            self.keep(results, on_step=self.first_batch is not None)
-        return self
+            kept.update(getattr(results.metrics(self.first_batch is not None), kind))
+        return kept
 
-    def keep(self, results: Results, *, on_step: bool) -> Metrics:
-        """Make a loop's current values those that outlive it."""
-        found = results.metrics(on_step)
+    def interrupt(self) -> None:
+        """The run ends with an exception: values of the last batch that ended outlive it."""
+        if (results := self.results) is not None and self.first_batch is not None:
+            self.keep(results, on_step=True, ended=True)
+
+    def keep(self, results: Results, *, on_step: bool, ended: bool = False) -> Metrics:
+        """Make a loop's current values those that outlive it; arguments as those of :meth:`Results.metrics`."""
+        found = results.metrics(on_step, ended=ended)
         self.callback.update(found.callback)
-        self.logged.update(found.log)
+        self.logged.update(found.logged)
         self.progress_bar.update(found.progress_bar)
         return found
 

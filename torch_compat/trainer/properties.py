@@ -279,17 +279,17 @@ class TrainerProperties(StockNames, Connected):
     @property
     def callback_metrics(self) -> dict[str, torch.Tensor]:
         """Metrics for callbacks: 0-d tensors by name."""
-        return self.metric_log.current().callback
+        return self.metric_log.current("callback")
 
     @property
     def logged_metrics(self) -> dict[str, torch.Tensor]:
         """Metrics sent to loggers: 0-d tensors by name."""
-        return self.metric_log.current().logged
+        return self.metric_log.current("logged")
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
         """Metrics for the progress bar: numbers by name."""
-        return self.metric_log.current().progress_bar
+        return self.metric_log.current("progress_bar")
 
     # -- names of earlier versions ----------------------------------------------------------------------------------
 

@@ -47,6 +47,8 @@ class Metric:
     options: LogOptions
     dataloader_idx: int | None = None
     last: float | torch.Tensor | None = None
+    batch: int = 0  # that gave it
+    before: float | torch.Tensor | None = None  # the latest of the batches before that one
     total: float = 0.0
     weight: float = 0.0
     torchmetric: Any = None
@@ -67,14 +69,13 @@ class Metric:
 
     def _start_anew(self) -> None:
         self.is_logged = False
-        self.last = self.computed = None
+        self.last = self.before = self.computed = None
         self.weight = 0.0
         self.total = {"min": math.inf, "max": -math.inf}.get(self.options.reduce_fx, 0.0)
 
-    def update(self, value: float, batch_size: float) -> None:
-        """Add one value; a mean is weighted by the batch size."""
-        self.is_logged, self.computed = True, None
-        self.last = value
+    def update(self, value: float, batch_size: float, batch: int) -> None:
+        """Add one value of a batch; a mean is weighted by the batch size."""
+        self._take(value, batch)
         if not self.options.on_epoch:
             return
         reduce_fx = self.options.reduce_fx
@@ -86,19 +87,30 @@ class Metric:
             self.total = (min if reduce_fx == "min" else max)(self.total, value) if value == value else value
         self.weight += batch_size
 
-    def hold(self, torchmetric: Any, value: Any) -> None:
+    def hold(self, torchmetric: Any, value: Any, batch: int) -> None:
         """Log a torchmetrics object: its value at the step, and itself for the epoch."""
-        self.is_logged, self.computed = True, None
         self.torchmetric = torchmetric
-        self.last = self._tensor(value) if self.options.on_step else None
+        self._take(self._tensor(value) if self.options.on_step else None, batch)
 
-    def value(self, on_step: bool) -> torch.Tensor | None:
-        """The value as callbacks see it: of the last step, or reduced over the epoch; None where it has none."""
+    def _take(self, value: float | torch.Tensor | None, batch: int) -> None:
+        self.is_logged, self.computed = True, None
+        if batch != self.batch:
+            self.batch, self.before = batch, self.last
+        self.last = value
+
+    def value(self, on_step: bool, until: int | None = None) -> torch.Tensor | None:
+        """The value as callbacks see it: of the last step, or reduced over the epoch; None where it has none.
+
+        Args:
+            until: the last batch whose step counts; None: all do.
+        """
         if not self.is_logged or not (self.options.on_step if on_step else self.options.on_epoch):
             return None
         if not on_step and self.computed is None:
             self.computed = self._reduced() if self.torchmetric is None else self._tensor(self.torchmetric.compute())
-        found = self.last if on_step else self.computed
+        found = self.computed
+        if on_step:
+            found = self.last if until is None or self.batch <= until else self.before
         if found is None or isinstance(found, torch.Tensor):
             return found
         return torch.tensor(found, dtype=self.dtypes.step if on_step else self.dtypes.epoch)
@@ -137,7 +149,7 @@ class Metrics:
     """Metric values by destination."""
 
     callback: dict[str, torch.Tensor] = field(default_factory=dict)
-    log: dict[str, torch.Tensor] = field(default_factory=dict)
+    logged: dict[str, torch.Tensor] = field(default_factory=dict)
     progress_bar: dict[str, float] = field(default_factory=dict)
 
 
@@ -160,13 +172,14 @@ class Results:
         self._plans: dict[tuple[int, int | None], tuple[Any, Sequence[_Bound]]] = {}
         self.batch_size: LoggedSize | None = None
         self._batch: Any = None
+        self._begun = self._ended = 0  # numbers of batches
         self.dataloader_idx: int | None = None
 
     def log(self, hook: str, name: str, value: Any, options: LogOptions) -> None:
         """Log a host value from a hook."""
         metric = self._metric(hook, name, options, logged_dtypes(value))
         if is_metric(value):
-            metric.hold(value, value._forward_cache)
+            metric.hold(value, value._forward_cache, self._begun)
             return
         if metric.of_programs:  # steps became eager: what the programs before logged comes first
             self.drain()
@@ -174,7 +187,7 @@ class Results:
         number = _single(name, value)
         if options.sync_dist:
             number = self._sync(number, options.reduce_fx)
-        metric.update(number, self._weight(metric) if options.batch_size is None else options.batch_size)
+        metric.update(number, self._weight(metric) if options.batch_size is None else options.batch_size, self._begun)
 
     def push(
         self,
@@ -202,7 +215,7 @@ class Results:
                 one.metric.of_programs = True
                 if one.entry.options.batch_size is None:
                     _check_size(one.metric, batch_size)
-        self._pending.append(_Pending(self._plans[key][1], packed, batch_size, result_of, anew))
+        self._pending.append(_Pending(self._plans[key][1], packed, batch_size, result_of, anew, self._begun))
         if len(self._pending) > _READ_AHEAD:
             self._read_oldest(_READ_AHEAD // 2)
 
@@ -227,9 +240,9 @@ class Results:
                     value = values[int(value)]
                 if entry.metric is None:
                     weight = entry.options.batch_size if entry.weight is None else values[entry.weight]
-                    one.metric.update(_single(entry.name, value), step.batch_size.rows if weight is None else weight)
+                    one.metric.update(_single(entry.name, value), step.batch_size.rows if weight is None else weight, step.batch)
                 else:
-                    one.metric.hold(entry.metric, value)
+                    one.metric.hold(entry.metric, value, step.batch)
 
     def _metric(self, hook: str, name: str, options: LogOptions, dtypes: LoggedDtypes) -> Metric:
         resolved = resolve(options, hook)
@@ -254,6 +267,11 @@ class Results:
         """Count values that hooks log to ``batch``, this process's rows, until its step tells its size; None: to no batch."""
         self.batch_size = None
         self._batch = batch
+        self._begun += 1
+
+    def end_batch(self) -> None:
+        """The batch's last hook is done."""
+        self._ended = self._begun
 
     def _weight(self, metric: Metric) -> int:
         """The weight in the epoch's mean of a value that a hook logs."""
@@ -308,20 +326,23 @@ class Results:
             metric.torchmetric = None if one["torchmetric"] is None else module.get_submodule(one["torchmetric"])
             self._metrics[metric.hook, metric.name, metric.dataloader_idx] = metric
 
-    def metrics(self, on_step: bool) -> Metrics:
+    def metrics(self, on_step: bool, *, ended: bool = False) -> Metrics:
         """Current values of the current loader: of the last step, or reduced over the epoch.
+
+        Args:
+            ended: of the last step whose batch has ended; what a batch logged in which something was raised is not among them.
 
         Raises:
             ValueError: a metric's value is no tensor, or one of several elements that is to be shown on the progress bar.
         """
         self.drain()
-        found = Metrics()
+        found, until = Metrics(), self._ended if ended else None
         for metric in self._metrics.values():
-            if metric.loader != self.dataloader_idx or (value := metric.value(on_step)) is None:
+            if metric.loader != self.dataloader_idx or (value := metric.value(on_step, until)) is None:
                 continue
             name, forked = metric.names(on_step)
             if metric.options.logger is not False:
-                found.log[forked] = value
+                found.logged[forked] = value
             if self.training or (metric.options.on_epoch and not on_step):
                 found.callback[name] = value
                 found.callback[forked] = value
@@ -349,13 +370,14 @@ class _Bound:
 
 @dataclass(frozen=True)
 class _Pending:
-    """The values of a step that nobody has read: arguments of :meth:`Results.push`."""
+    """The values of a step that nobody has read: arguments of :meth:`Results.push`, and the number of its batch."""
 
     bound: Sequence[_Bound]
     packed: Any
     batch_size: LoggedSize
     result_of: Callable[[ValueSlot], Any] | None
     anew: Collection[int]
+    batch: int
 
     def logs(self, hook: str) -> bool:
         """Whether values of ``hook`` are among them."""

@@ -130,7 +130,7 @@ def _interrupt(trainer: Trainer, exception: BaseException) -> None:
     trainer.state.status = TrainerStatus.INTERRUPTED
     trainer.run_time.end(trainer, f"ended by {type(exception).__name__}")
     with contextlib.suppress(Exception):  # values that earlier steps logged outlive the run, if they can still be read
-        trainer.metric_log.current()
+        trainer.metric_log.interrupt()
     try:
         call.on_exception(trainer, exception)
         trainer.strategy.on_exception(exception)

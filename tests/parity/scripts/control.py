@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from typing import Any
@@ -124,6 +125,65 @@ def interrupted_by_an_error(run: Run) -> None:
         run.fit(model, trainer, datamodule=Data())
     finally:
         run.finish(model, trainer)
+
+
+class Raising(Regression):
+    """Raises in a hook when that is called for a certain time."""
+
+    def __init__(self, where: str, at: int) -> None:
+        super().__init__()
+        self.where, self.at, self.calls = where, at, 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log_dict({"forked": 2 * loss, "of_epoch": 3 * loss}, on_step=None, on_epoch=True, prog_bar=True)
+        return loss
+
+    def meet(self, hook: str) -> None:
+        self.calls += hook == self.where
+        if hook == self.where and self.calls == self.at:
+            raise ValueError(hook)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.meet("on_train_batch_start")
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.meet("on_before_zero_grad")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.meet("on_before_optimizer_step")
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.log("of_hook", 1.0 + batch_idx)
+        self.meet("on_train_batch_end")
+
+    def on_train_epoch_end(self) -> None:
+        self.meet("on_train_epoch_end")
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.meet("on_validation_batch_end")
+
+
+RAISING = [name for name, value in vars(Raising).items() if name.startswith("on_")]
+
+
+@case
+def metrics_of_an_interrupted_run(run: Run) -> None:
+    class Asks(pl.Callback):
+        def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+            run.note(f"asked in {exception}", {name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    for where in RAISING:
+        for at in (1, 2, 6):
+            torch.manual_seed(at)
+            trainer = run.trainer(
+                max_epochs=2, callbacks=[Asks()] if at == 2 else [], log_every_n_steps=2, num_sanity_val_steps=0
+            )
+            with contextlib.suppress(ValueError):
+                trainer.fit(Raising(where, at), run.loader(*regression_data()), run.loader(*regression_data(16, 1)))
+            for kind in ("callback_metrics", "logged_metrics", "progress_bar_metrics"):
+                run.note(f"{where} {at} {kind}", {name: float(value) for name, value in getattr(trainer, kind).items()})
+            run.note(f"{where} {at} stream", torch.rand(1))
 
 
 @case

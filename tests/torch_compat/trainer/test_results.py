@@ -22,8 +22,8 @@ def test_eager_steps_log_after_the_programs_before_them() -> None:
     results.push([LogEntry("training_step", "loss", options, 0)], np.asarray([1.0], np.float32), LoggedSize(4))
     results.batch_size = LoggedSize(4)
     results.log("training_step", "loss", torch.tensor(3.0), options)  # the step could not be compiled for this batch
-    assert results.metrics(on_step=True).log["loss_step"] == 3.0
-    assert results.metrics(on_step=False).log["loss_epoch"] == 2.0
+    assert results.metrics(on_step=True).logged["loss_step"] == 3.0
+    assert results.metrics(on_step=False).logged["loss_epoch"] == 2.0
 
 
 X = torch.zeros(4, 2)
