@@ -172,6 +172,35 @@ def annealed_by_the_step(run: Run) -> None:
 
 
 @case
+def numbers_for_lists_of_tensors(run: Run) -> None:
+    """The weight of an average is another in each step: of counters, of a buffer, of the step itself."""
+
+    class Averaged(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.ones(2, 8))
+            self.register_buffer("bias", torch.ones(2))
+            self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = self.loss(batch)
+            averages, weights = [self.weight, self.bias], [one.detach() for one in self.layer.parameters()]
+            decay, now = min(0.9, (1 + self.global_step) / (10 + self.global_step)), int(self.steps) / 20
+            torch._foreach_mul_(averages, decay)
+            torch._foreach_add_(averages, weights, alpha=1 - decay)
+            torch._foreach_lerp_(averages, weights, now)
+            torch._foreach_addcmul_(averages, weights, weights, [0.1 * now, 0.2 * now])
+            torch._foreach_addcdiv_(averages, weights, torch._foreach_maximum(weights, 1 + now), 0.1 * batch_idx)
+            torch._foreach_add_(averages, loss.item() * 0.01)
+            self.bias.add_(weights[1], alpha=0.1 * now).addcmul_(weights[1], weights[1], value=0.01 * batch_idx)
+            self.steps += 1
+            return loss + torch.nn.functional.linear(batch[0], self.weight, self.bias).square().mean()
+
+    fit(run, Averaged())
+    run.note("programs", [entry["variants"] for entry in reported_runs()[-1:]] or [1])
+
+
+@case
 def attributes_changed_by_hooks(run: Run) -> None:
     class Settings:
         def __init__(self) -> None:

@@ -7,6 +7,7 @@ before the step, as what depends on the batch alone: then what the branch saw is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
@@ -20,6 +21,7 @@ import torch.utils._pytree as pytree
 
 from torch_compat.step.host.assumptions import Compared
 from torch_compat.step.host.calls import HostCalls, is_traced
+from torch_compat.step.host.factors import for_each, is_of_lists, multiplied
 from torch_compat.step.host.offsets import Offset, moved
 from torch_compat.step.host.scalar_plan import Expression
 from torch_compat.step.host.scalars import HostScalar
@@ -233,9 +235,12 @@ class HostFuture:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves, spec = pytree.tree_flatten((tuple(args), kwargs or {}))
         deferred = [leaf for leaf in leaves if type(leaf) is HostFuture]
+        if is_of_lists(func) and any(map(is_traced, leaves)):
+            with contextlib.suppress(TypeError):
+                return for_each(func, args, kwargs or {})
         if all(one._traced is not None for one in deferred):
             like = next((leaf for leaf in leaves if issubclass(type(leaf), torch.Tensor)), None)
-            args, kwargs = pytree.tree_unflatten([_graph_value(leaf, like) for leaf in leaves], spec)
+            args, kwargs = multiplied(func, *pytree.tree_unflatten([_graph_value(leaf, like) for leaf in leaves], spec))
             return func(*args, **kwargs)
         if all(one._traced is not None or one._known is not None for one in deferred) and any(map(is_traced, leaves)):
             exact = [leaf._exact("a tensor op") if type(leaf) is HostFuture else leaf for leaf in leaves]

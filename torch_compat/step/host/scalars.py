@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.step.host.factors import for_each, is_of_lists, multiplied
 from torch_compat.step.host.holders import HASHED_BY_VALUE, HOLDERS, numbers_in, text_of
 from torch_compat.step.host.host_values import Expression, HostValues
 from torch_compat.step.host.offsets import Offset, moved
@@ -350,11 +351,14 @@ class HostScalar:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if is_of_lists(func):
+            with contextlib.suppress(TypeError):  # an argument that the function of one tensor has not
+                return for_each(func, args, kwargs)
         leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
         like = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
         if like is not None and func not in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):  # patched ones while capturing
             traced = [_as_like(leaf.tensor(), like) if type(leaf) is HostScalar else leaf for leaf in leaves]
-            args, kwargs = pytree.tree_unflatten(traced, spec)
+            args, kwargs = multiplied(func, *pytree.tree_unflatten(traced, spec))
             with contextlib.suppress(TypeError, RuntimeError):  # a size, a dim, a rate: torch wants a number there
                 return func(*args, **kwargs)
         # a factory (torch.full(size, i), torch.arange(i)), x[:, i], x.roll(i)

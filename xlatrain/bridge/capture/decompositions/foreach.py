@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-_PREFIX = "aten::_foreach_"
+PREFIX = "aten::_foreach_"
+"""The beginning of the names of ops of lists of tensors."""
 
 
 def _norm(x: torch.Tensor, ord: float = 2, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -76,9 +77,9 @@ def _each(function: Callable[..., torch.Tensor], per_tensor: tuple[bool, ...], *
 def foreach_decompositions() -> dict[torch._ops.OpOverload, Callable[..., list[torch.Tensor]]]:
     """A decomposition for every functional ``_foreach_*`` op of this torch."""
     table: dict[torch._ops.OpOverload, Callable[..., list[torch.Tensor]]] = {}
-    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith(_PREFIX)}
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith(PREFIX)}
     for name in sorted(names):
-        op = name.removeprefix(_PREFIX)
+        op = name.removeprefix(PREFIX)
         function = _SPECIAL.get(op) or getattr(torch, op, None)
         if op.endswith("_") or function is None:
             continue
