@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -111,3 +112,52 @@ def rewrite(node: Node, target: Any, args: tuple[Any, ...]) -> None:
     """Make ``node`` another op of the same result, with these arguments: it is a copy of nothing any more."""
     node.target, node.args = target, args
     node.meta.pop(COPIED, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """The nodes that an op became in a graph.
+
+    Attributes:
+        inputs: the nodes of its operands.
+        nodes: those that it added.
+        draw: the number of its first random draw.
+    """
+
+    inputs: tuple[Node, ...]
+    nodes: tuple[CopiedNode, ...]
+    draw: int
+
+    @classmethod
+    def from_nodes(cls, inputs: Sequence[Node], fresh: Sequence[Node], draw: int) -> Expansion | None:
+        """The expansion of an op that added ``fresh``; None if these must not be copied."""
+        inside = {*inputs, *fresh}
+        if any(
+            node.op != "call_function" or "val" not in node.meta or not inside.issuperset(node.all_input_nodes) for node in fresh
+        ):
+            return None
+        known: dict[Node, int] = {}
+        for place, node in enumerate((*inputs, *fresh)):
+            known.setdefault(node, place)
+        return cls(tuple(inputs), tuple([CopiedNode.from_node(node, known) for node in fresh]), draw)
+
+    def copy(self, graph: torch.fx.Graph, nodes: Sequence[Node], draw: int) -> list[Node]:
+        """Add the nodes once more, with ``nodes`` in place of the inputs and draws from the number ``draw`` on."""
+        known = list(nodes)
+        for copied in self.nodes:
+            args, kwargs = copied.args, copied.kwargs
+            if copied.slots is not None:
+                new = list(args)
+                for place, index in copied.slots:
+                    new[place] = known[index]
+                args = tuple(new)
+            else:
+                names = dict(zip((*self.inputs, *[one.node for one in self.nodes]), known, strict=False))
+                args, kwargs = map_arg(args, names.__getitem__), map_arg(kwargs, names.__getitem__)
+            if copied.draws:
+                args = (*args[:-1], cast(int, args[-1]) - self.draw + draw)
+            again = graph.create_node("call_function", copied.target, args, kwargs, copied.name)
+            again.meta["val"] = copied.value
+            again.meta[COPIED] = copied
+            known.append(again)
+        return known[len(nodes) :]

@@ -20,12 +20,12 @@ from typing import Any, TypeAlias
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental import proxy_tensor
-from torch.fx.node import Node, map_arg
+from torch.fx.node import Node
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from xlatrain.bridge.capture.recorded.fake_results import FakeResult, Fakes, NotAlike, describe, look_of
 from xlatrain.bridge.capture.tracebacks import note_origin
-from xlatrain.bridge.graph_nodes import asked_name, last_node, nodes_after, stands_for
+from xlatrain.bridge.graph_nodes import Expansion, last_node, nodes_after, stands_for
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream
 
@@ -35,37 +35,28 @@ _READS_OR_DRAWS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sha
 
 
 @dataclass(frozen=True)
-class _Expansion:
-    """The nodes that an op became.
+class _Known:
+    """An op that was expanded.
 
     Attributes:
-        inputs: the nodes of its tensor operands.
-        nodes: those that it added to the graph, and the names that they asked for.
-        results: what it returned, and what that is in the graph; None for a result that is none.
+        expansion: the nodes that it became.
+        results: what it returned, and which of these nodes that is; None for a result that is none.
         container: ``tuple`` or ``list`` of results; None for a single one.
     """
 
-    inputs: tuple[Node, ...]
-    nodes: tuple[tuple[Node, str | None], ...]
-    results: tuple[tuple[Node, FakeResult] | None, ...]
+    expansion: Expansion
+    results: tuple[tuple[int, FakeResult] | None, ...]
     container: type | None
 
     def copy(self, tracer: Any, fakes: Fakes, operands: Sequence[FakeTensor], nodes: Sequence[Node]) -> Any:
         """Add the nodes once more, with ``nodes`` (of ``operands``) in place of the inputs; gives the results."""
-        new = dict(zip(self.inputs, nodes, strict=True))
-        for node, name in self.nodes:
-            args, kwargs = map_arg(node.args, new.__getitem__), map_arg(node.kwargs, new.__getitem__)
-            copied = tracer.graph.create_node(node.op, node.target, args, kwargs, name)
-            copied.meta["val"] = node.meta["val"]
-            new[node] = copied
-        note_origin([new[node] for node, _ in self.nodes])
-        made = [None if one is None else self._made(one[1].make(fakes, operands), tracer, new[one[0]]) for one in self.results]
+        new = self.expansion.copy(tracer.graph, nodes, 0)
+        note_origin(new)
+        made = [None if one is None else one[1].make(fakes, operands) for one in self.results]
+        for tensor, one in zip(made, self.results, strict=True):
+            if tensor is not None and one is not None:
+                stands_for(tensor, new[one[0]], tracer)
         return made[0] if self.container is None else self.container(made)
-
-    @staticmethod
-    def _made(tensor: FakeTensor, tracer: Any, node: Node) -> FakeTensor:
-        stands_for(tensor, node, tracer)
-        return tensor
 
 
 class Expansions:
@@ -77,7 +68,7 @@ class Expansions:
 
     def __init__(self, stream: RandomStream) -> None:
         self._stream = stream
-        self._known: dict[Key, _Expansion | None] = {}
+        self._known: dict[Key, _Known | None] = {}
         self._fakes: Fakes | None = None
         self._expand = proxy_tensor.proxy_call
 
@@ -103,7 +94,7 @@ class Expansions:
         result = self._expand(mode, func, pre_dispatch, args, kwargs)
         fresh = nodes_after(last)
         drew = self._stream.index != drawn
-        self._known[key] = None if drew else _expansion(operands, nodes, fresh, result, mode.tracer)
+        self._known[key] = None if drew else _known(operands, nodes, fresh, result, mode.tracer)
         return result
 
 
@@ -136,24 +127,24 @@ def _node(tensor: FakeTensor, tracker: WeakTensorKeyDictionary) -> Node:
     return known.proxy.node
 
 
-def _expansion(operands: Sequence[FakeTensor], inputs: Sequence[Node], fresh: list[Node], result: Any, tracer: Any) -> Any:
-    """The nodes that an op became; None if they must not be copied."""
-    inside = {*inputs, *fresh}
-    if any(node.op != "call_function" or "val" not in node.meta or not inside.issuperset(node.all_input_nodes) for node in fresh):
+def _known(operands: Sequence[FakeTensor], inputs: Sequence[Node], fresh: list[Node], result: Any, tracer: Any) -> _Known | None:
+    """The op as it is copied; None if it must not be."""
+    expansion = Expansion.from_nodes(inputs, fresh, 0)
+    if expansion is None:
         return None
     container = type(result) if type(result) in (tuple, list) else None
     try:
         results = [_result(one, operands, fresh, tracer) for one in (result if container else [result])]
     except NotAlike:
         return None
-    return _Expansion(tuple(inputs), tuple((node, asked_name(node)) for node in fresh), tuple(results), container)
+    return _Known(expansion, tuple(results), container)
 
 
-def _result(value: Any, operands: Sequence[FakeTensor], fresh: list[Node], tracer: Any) -> tuple[Node, FakeResult] | None:
+def _result(value: Any, operands: Sequence[FakeTensor], fresh: list[Node], tracer: Any) -> tuple[int, FakeResult] | None:
     found = FakeResult.from_value(value, operands)
     if found is None:
         return None
     node = _node(value, tracer.tensor_tracker)
     if node not in fresh:
         raise NotAlike
-    return node, found
+    return fresh.index(node), found

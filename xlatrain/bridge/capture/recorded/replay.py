@@ -9,70 +9,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx.node import Node, map_arg
+from torch.fx.node import Node
 from torch.utils._python_dispatch import _pop_mode_temporarily
 
 from xlatrain.bridge.capture.op_log import argument_text, leaves_of
 from xlatrain.bridge.capture.recorded.fake_results import Fakes
 from xlatrain.bridge.capture.recorded.tape import Ambient, Entry, NotRecordable, Tape
 from xlatrain.bridge.capture.tracebacks import note_origin
-from xlatrain.bridge.graph_nodes import COPIED, CopiedNode, last_node, nodes_after, stands_for
+from xlatrain.bridge.graph_nodes import Expansion, last_node, nodes_after, stands_for
 from xlatrain.bridge.random import RandomStream, draws
 
 _torch: Any = torch
 _FUNCTIONAL: Any = torch._C._TorchDispatchModeKey.FUNCTIONAL
 _PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
-
-
-@dataclass(frozen=True, slots=True)
-class _Expansion:
-    """The nodes that an op became in the graph.
-
-    Attributes:
-        inputs: the nodes of its operands.
-        nodes: those that it added.
-        results: which of these it returned, None for a result that is no tensor.
-        draw: the number of its first random draw.
-    """
-
-    inputs: tuple[Node, ...]
-    nodes: tuple[CopiedNode, ...]
-    results: tuple[int | None, ...]
-    draw: int
-
-    @classmethod
-    def from_nodes(cls, inputs: Sequence[Node], fresh: Sequence[Node], results: tuple[int | None, ...], draw: int) -> _Expansion:
-        known: dict[Node, int] = {}
-        for place, node in enumerate((*inputs, *fresh)):
-            known.setdefault(node, place)
-        return cls(tuple(inputs), tuple([CopiedNode.from_node(node, known) for node in fresh]), results, draw)
-
-    def copy(self, graph: torch.fx.Graph, nodes: Sequence[Node], draw: int) -> list[Node]:
-        """Add the nodes once more, with ``nodes`` in place of the inputs and draws from the number ``draw`` on."""
-        known = list(nodes)
-        for copied in self.nodes:
-            args, kwargs = copied.args, copied.kwargs
-            if copied.slots is not None:
-                new = list(args)
-                for place, index in copied.slots:
-                    new[place] = known[index]
-                args = tuple(new)
-            else:
-                names = dict(zip((*self.inputs, *[one.node for one in self.nodes]), known, strict=False))
-                args, kwargs = map_arg(args, names.__getitem__), map_arg(kwargs, names.__getitem__)
-            if copied.draws:
-                args = (*args[:-1], cast(int, args[-1]) - self.draw + draw)
-            again = graph.create_node("call_function", copied.target, args, kwargs, copied.name)
-            again.meta["val"] = copied.value
-            again.meta[COPIED] = copied
-            known.append(again)
-        return known[len(nodes) :]
 
 
 class Replay:
@@ -88,7 +42,7 @@ class Replay:
         self._stream = stream
         self._tensors: dict[int, Any] = {}
         self._nodes: dict[int, Node] = {}
-        self._expansions: dict[Any, _Expansion | None] = {}
+        self._expansions: dict[Any, tuple[Expansion, list[int | None]] | None] = {}
         self._looks: dict[int, int] = {}
         self._numbers: dict[Any, int] = {}
         self._written: dict[int, bool] = {}
@@ -145,7 +99,7 @@ class Replay:
         key = (entry.kind, *[self._look(node) for node in nodes], *_sameness(nodes))
         known = self._expansions.get(key)
         if known is not None:
-            self._copy(known, entry, nodes)
+            self._copy(*known, entry, nodes)
         elif key in self._expansions:
             self._run(entry)
         else:
@@ -153,11 +107,11 @@ class Replay:
             self._run(entry)
             self._expansions[key] = self._expansion(entry, nodes, nodes_after(last))
 
-    def _copy(self, known: _Expansion, entry: Entry, nodes: Sequence[Node]) -> None:
+    def _copy(self, known: Expansion, places: list[int | None], entry: Entry, nodes: Sequence[Node]) -> None:
         made = known.copy(self._tracer.graph, nodes, entry.draw)
         note_origin(made, entry.origin)
         results = entry.result if type(entry.result) in (tuple, list) else [entry.result]
-        for tensor, place in zip(results, known.results, strict=True):
+        for tensor, place in zip(results, places, strict=True):
             if place is not None:
                 self._nodes[id(tensor)] = made[place]
 
@@ -247,12 +201,10 @@ class Replay:
             number = self._looks[id(value)] = self._numbers.setdefault(look, len(self._numbers))
         return number
 
-    def _expansion(self, entry: Entry, inputs: Sequence[Node], fresh: list[Node]) -> _Expansion | None:
-        """The nodes that an op became; None if they must not be copied."""
-        inside = {*inputs, *fresh}
-        if any(
-            node.op != "call_function" or "val" not in node.meta or not inside.issuperset(node.all_input_nodes) for node in fresh
-        ):
+    def _expansion(self, entry: Entry, inputs: Sequence[Node], fresh: list[Node]) -> tuple[Expansion, list[int | None]] | None:
+        """The nodes that an op became, and which of these it returned, None for no tensor; None if they must not be copied."""
+        expansion = Expansion.from_nodes(inputs, fresh, entry.draw)
+        if expansion is None:
             return None
         known = [one for one in map(self._tensor, entry.operands) if isinstance(one, FunctionalTensor)]
         if any(_torch._functionalize_has_data_mutation(one.elem) for one in known):
@@ -263,8 +215,7 @@ class Replay:
         nodes = [None if one is None else self._node(one) for one in results]
         if any(node is not None and node not in fresh for node in nodes):
             return None
-        places = tuple(None if node is None else fresh.index(node) for node in nodes)
-        return _Expansion.from_nodes(inputs, fresh, places, entry.draw)
+        return expansion, [None if node is None else fresh.index(node) for node in nodes]
 
 
 def _sameness(nodes: Sequence[Node]) -> Sequence[int]:
