@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from tests import compiling, warm
 from tests.parity.harness import FLOAT32, ROOT, differences
+from tests.stock_runs import kept_result
 
 PLAYER = Path(__file__).with_name("play.py")
 START_S = 120
@@ -98,12 +99,21 @@ def judge(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Verdict:
     return Verdict("eager", (found["eager"],)) if found["eager"] else Verdict("same")
 
 
+def _run_stock(programs: Mapping[str, Script]) -> dict[str, dict[str, Any]]:
+    sources = [f"{name}\n{program.source()}" for name, program in programs.items()]
+
+    def ended(found: dict[str, dict[str, Any]]) -> bool:
+        return not any("hung" in one or "died" in one for one in found.values())
+
+    return kept_result(PLAYER, sources, lambda: _run_chunk(programs, stock=True, devices=1), is_kept=ended)
+
+
 def verdicts(programs: Mapping[str, Script], devices: int = 1, at_once: int = 25) -> Iterator[tuple[str, Verdict]]:
     """Name, and how the program compares on so many devices; ``at_once`` share a process."""
     names = list(programs)
     for first in range(0, len(names), at_once):
         chunk = {name: programs[name] for name in names[first : first + at_once]}
-        expected = _run_chunk(chunk, stock=True, devices=1)
+        expected = _run_stock(chunk)
         found = _run_chunk(chunk, stock=False, devices=devices)
         for name in chunk:
             yield name, judge(expected[name], found[name])

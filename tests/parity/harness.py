@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests import compiling, warm
+from tests import compiling, stock_runs, warm
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -124,8 +124,6 @@ class ScriptRuns:
 
     def outcome(self, backend: Backend, case: str) -> Outcome:
         """The record that the case wrote down under the backend."""
-        if not backend.is_stock:
-            self.run(STOCK)  # first, since it writes the initial weights
         self.run(backend)
         where = self._folder(backend) / case
         with np.load(where / "weights.npz") as weights:
@@ -154,9 +152,19 @@ class ScriptRuns:
         """
         if backend in self._finished:
             return
-        command = [*backend.prefix, str(SCRIPTS / f"{self.script}.py"), "--cases", *self.cases]
-        command += ["--devices", str(backend.devices), "--nodes", str(backend.nodes), "--strategy", backend.strategy]
-        command += ["--accelerator", backend.accelerator]
+        if not backend.is_stock:
+            self.run(STOCK)  # first, since it writes the initial weights
+        arguments = ["--cases", *self.cases]
+        arguments += ["--devices", str(backend.devices), "--nodes", str(backend.nodes), "--strategy", backend.strategy]
+        arguments += ["--accelerator", backend.accelerator]
+        if backend.is_stock:
+            stock_runs.fill(self.folder, SCRIPTS / f"{self.script}.py", arguments, lambda _: self._run(backend, arguments))
+        else:
+            self._run(backend, arguments)
+        self._finished.add(backend)
+
+    def _run(self, backend: Backend, arguments: list[str]) -> bool:
+        command = [*backend.prefix, str(SCRIPTS / f"{self.script}.py"), *arguments]
         command += ["--out", str(self._folder(backend)), "--initial", str(self.folder / "initial")]
         environment = self._environment(backend)
         if backend.nodes > 1:
@@ -166,7 +174,7 @@ class ScriptRuns:
             preloaded = warm.OURS if backend.prefix else warm.STOCK if backend.is_stock else warm.BOTH
             done = warm.run(preloaded, command, env=environment, timeout=PROCESS_LIMIT_S, cwd=ROOT)
         assert done.returncode == 0, f"{self.script} under {backend.name}:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
-        self._finished.add(backend)
+        return True
 
     def _environment(self, backend: Backend) -> dict[str, str]:
         environment = compiling.environment(quickly=backend != ONE_DEVICE or self.script not in ABOUT_NUMBERS)

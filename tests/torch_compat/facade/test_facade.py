@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import compiling, warm
+from tests.stock_runs import kept_result
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
 
@@ -56,7 +57,8 @@ _OF_PYTHON = re.compile(
 def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """Stock's answers and ours, from a process each."""
     folder = tmp_path_factory.mktemp("facade")
-    return _answers(warm.STOCK, folder / "stock.json"), _answers(warm.OURS, folder / "ours.json", "-m", "torch_compat")
+    stock = kept_result(HERE / "questions.py", [], lambda: _answers(warm.STOCK, folder / "stock.json"))
+    return stock, _answers(warm.OURS, folder / "ours.json", "-m", "torch_compat")
 
 
 def _answers(preloaded: tuple[str, ...], out: Path, *prefix: str) -> dict[str, Any]:
