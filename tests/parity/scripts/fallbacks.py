@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,45 @@ def a_buffer_grows_in_validation(run: Run) -> None:
     model = Growing()
     fit(run, model, val=True, max_epochs=4)
     run.note("grown", len(model.grown))
+
+
+@case
+def hooks_of_a_step_change_the_defaults_of_a_function(run: Run) -> None:
+    def factor(a: float = 1.0, *, k: float = 0.5) -> float:
+        return a + k
+
+    class Changing(Regression):
+        def __init__(self, in_step: bool) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.held, self.in_step = SimpleNamespace(factor=factor), in_step
+            self.turns = ctypes.c_double(1.0)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            scale = self.held.factor()
+            for _ in range(int(self.turns.value)):
+                scale = scale * 0.9
+            if self.in_step:
+                self.change()
+            loss = super().training_step(batch, batch_idx) * scale
+            optimizer: Any = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.turns.value += 1
+            return loss
+
+        def on_after_backward(self) -> None:
+            if not self.in_step:
+                self.change()
+
+        def change(self) -> None:
+            last = factor.__defaults__[0]  # pyright: ignore[reportOptionalSubscript]
+            factor.__defaults__, factor.__kwdefaults__ = (0.8 * last,), {"k": 0.1 + last}
+
+    for in_step in (False, True):
+        fit(run, Changing(in_step), max_epochs=1)
+        run.note(f"last {in_step}", factor())
 
 
 class Stepping(Regression):

@@ -32,6 +32,7 @@ from torch_compat.step.guards.locations import (
     Result,
     Values,
     entries_of,
+    is_memory,
     static_lookup,
     text_of,
 )
@@ -165,11 +166,12 @@ class MetValues:
         if type(owner) is types.FunctionType and name == "__code__":  # which notes have replaced
             self._places.note(Opaque(owner, text_of(owner, name)), read=False)
             return
-        held = attributes_of(owner) if not isinstance(owner, type) else None
-        if isinstance(held, dict):
+        of_class = isinstance(owner, type)
+        held, descriptor = None if of_class else attributes_of(owner), None if of_class else static_lookup(type(owner), name)
+        if isinstance(held, dict) and not is_memory(descriptor):
             self._places.has_attributes(owner, held)
             self._places.note(Entry(held, name, text_of(owner, name)), read=False)
-        elif not isinstance(owner, type) and hasattr(static_lookup(type(owner), name), "__set__"):  # a slot, or memory of C's
+        elif hasattr(descriptor, "__set__"):  # a slot, or memory of C's as a function's defaults
             self._places.note(Attribute(owner, name, text_of(owner, name)), read=False)
         else:
             self._places.note(Lookup(owner, name, text_of(owner, name)), read=False)
