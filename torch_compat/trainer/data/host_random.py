@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_compat.step.values.generators import set_state, state_of
 from torch_compat.utilities.seed import random_states, restore_random_states
 
 _PARTS = ("dataset", "datasets", "sampler", "batch_sampler", "batches", "stream", "items", "_batches")
@@ -59,13 +60,7 @@ def _generators(loader: Any) -> Iterator[Any]:
 
 
 def _state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, np.random.RandomState):
-        return list(_as_saved(generator.get_state()))
-    return generator.getstate()
+    return list(_as_saved(generator.get_state())) if isinstance(generator, np.random.RandomState) else state_of(generator)
 
 
 def _as_saved(state: Any) -> tuple[Any, ...]:
@@ -80,11 +75,4 @@ def _as_numpy(state: Any) -> tuple[Any, ...]:
 
 
 def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(_as_numpy(state))
-    else:
-        generator.setstate(state)
+    set_state(generator, _as_numpy(state) if isinstance(generator, np.random.RandomState) else state)
