@@ -20,13 +20,12 @@ import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.fx.node import Node
 
-from xlatrain.bridge.capture.rematerialization import forwards
+from xlatrain.bridge.capture.rematerialization import define_identity, forwards
 from xlatrain.bridge.graph_nodes import op_name
 from xlatrain.bridge.patches import patched
 
-_LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
-_LIBRARY.define("to_host(Tensor x) -> Tensor")
-_LIBRARY.define("to_device(Tensor x) -> Tensor")
+define_identity("to_host")
+define_identity("to_device")
 
 TO_HOST, TO_DEVICE = torch.ops.xlatrain.to_host.default, torch.ops.xlatrain.to_device.default
 _IDENTITIES = ("alias", "detach")
@@ -35,19 +34,6 @@ _FREE = frozenset((
     "select", "reshape", "diagonal", "_to_copy", "split_rows", "split_features", "whole_over_fsdp",
 ))  # fmt: skip
 """Ops whose result is as much on the device as what they are given."""
-
-
-def _fake(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-    return grad
-
-
-for _name in ("to_host", "to_device"):
-    torch.library.register_fake(f"xlatrain::{_name}", _fake, lib=_LIBRARY)
-    torch.library.register_autograd(f"xlatrain::{_name}", _backward, lib=_LIBRARY)
 
 
 @contextlib.contextmanager

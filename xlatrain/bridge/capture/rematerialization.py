@@ -20,19 +20,16 @@ import torch.utils.checkpoint
 from xlatrain.bridge.patches import patched
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
-_LIBRARY.define("barrier(Tensor x) -> Tensor")
 
 
-@torch.library.register_fake("xlatrain::barrier", lib=_LIBRARY)
-def _fake(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x)
+def define_identity(name: str) -> None:
+    """Define an op of ours that gives its tensor, and whose gradient is that of its result."""
+    _LIBRARY.define(f"{name}(Tensor x) -> Tensor")
+    torch.library.register_fake(f"xlatrain::{name}", torch.empty_like, lib=_LIBRARY)
+    torch.library.register_autograd(f"xlatrain::{name}", lambda _, grad: grad, lib=_LIBRARY)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-    return grad
-
-
-torch.library.register_autograd("xlatrain::barrier", _backward, lib=_LIBRARY)
+define_identity("barrier")
 
 
 def _behind_barrier(function: Callable[..., Any]) -> Callable[..., Any]:
