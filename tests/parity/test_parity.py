@@ -66,6 +66,7 @@ CASES_ABOUT_THE_HOST = {
             "one_new_object_in_two_places",
             "what_cached_functions_do_besides",
             "new_objects_that_hooks_change",
+            "own_tensors_that_a_step_keeps",
             "numbers_that_come_and_go",
         ),
         *("counters_kept", "random_numbers_of_python", "global_random_numbers_of_python", "hooks_wrapped_on_the_instance"),

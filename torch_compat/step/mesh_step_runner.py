@@ -293,7 +293,7 @@ class MeshStepRunner:
         return StepOutcome(step.logs, outputs[0], make_result, batch.logged, result_of)
 
     def _filler(self, step: CapturedStep, outputs: Any, batch: PlacedBatch, host_values: HostValues) -> Filler:
-        return Filler(step, outputs, batch, self._forms.layout, host_values, self.index_looks.look)
+        return Filler(step, outputs, batch, self._forms.layout, host_values, self.index_looks.look, self.model.tensor)
 
     def _kept(self, name: str, fill: Filler, tree: Any) -> Any:
         """A recorded value with real values filled in, which the host keeps."""

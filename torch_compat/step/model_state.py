@@ -234,6 +234,10 @@ class ModelState:
         """The state as it was before a program that took nothing over: other arrays with the same values."""
         self._state, self._stacking = state, stacking
 
+    def tensor(self, name: str) -> torch.Tensor:
+        """The parameter or buffer of a name, which the user has."""
+        return self.params[name] if name in self.params else self.buffers[name]
+
     def push_writes(self) -> None:
         """Take over what user code wrote into parameters, buffers and gradients since the last step."""
         self.push_values()

@@ -17,12 +17,13 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.effects.logged import LogEntry
 from torch_compat.step.host.calls import is_size
 from torch_compat.step.host.host_values import HostValues
-from torch_compat.step.host.slots import SLOTS, ComputedSlot, ObjectSlot, ValueSlot, mapped_once
+from torch_compat.step.host.slots import SLOTS, ComputedSlot, ObjectSlot, TensorSlot, ValueSlot, mapped_once
 from torch_compat.step.metrics.sync import OWN_ROWS
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.tensors.host import from_numpy
 from xlatrain.bridge.tensors.live import lazy_tensor, read_lazy, unread_lazy
+from xlatrain.bridge.tensors.strides import strides_of
 from xlatrain.mesh.data import BatchLayout
 
 
@@ -72,10 +73,29 @@ def array_of_unread(tensor: torch.Tensor) -> Any:
     return getattr(unread_lazy(tensor), _ARRAY, None)
 
 
+@dataclass(frozen=True)
+class _Detached:
+    """The function that gives a lazy tensor the memory of another, as ``detach()`` of that does."""
+
+    of: torch.Tensor
+
+    @property
+    def array(self) -> Any:
+        """The array behind both, as long as neither has been read."""
+        return array_of_unread(self.of)
+
+    def __call__(self) -> torch.Tensor:
+        with torch.no_grad():
+            return self.of.data
+
+
 class Filler:
     """Puts lazily read tensors of one executed step into recorded values.
 
     Before one is read, ``look()`` is called: it raises where a step until then went wrong inside its program.
+
+    Args:
+        own: gives a parameter or buffer by its name.
 
     Attributes:
         gave_rows: whether a tensor had only this process's rows of the batch, where there are several processes.
@@ -89,7 +109,9 @@ class Filler:
         layout: BatchLayout,
         host_values: HostValues,
         look: Callable[[], None] | None = None,
+        own: Callable[[str], torch.Tensor] | None = None,
     ) -> None:
+        self._own = own
         self._look = look or _no_look
         self._host_values = host_values
         self._specs, self._shared = step.value_specs, step.shared
@@ -111,9 +133,12 @@ class Filler:
     def _filled(self, leaf: Any) -> Any:
         return self._value(leaf) if isinstance(leaf, SLOTS) else leaf
 
-    def _value(self, slot: ValueSlot | ComputedSlot | ObjectSlot) -> Any:
+    def _value(self, slot: ValueSlot | ComputedSlot | ObjectSlot | TensorSlot) -> Any:
         if isinstance(slot, ObjectSlot):
             return slot.held
+        if isinstance(slot, TensorSlot):
+            own = self._own_tensor(slot.key)
+            return lazy_tensor(tuple(own.shape), own.dtype, _Detached(own), strides_of(own)) if slot.detached else own
         if slot.source == "results":
             return slot.find(self.results)
         if isinstance(slot, ComputedSlot):
@@ -123,6 +148,12 @@ class Filler:
             return slot.find(self._batch.spec.others)
         if slot.source == "values" and slot.columns is not None:
             return self._of_columns(slot.index, slot.columns)
+        if slot.source == "values" and slot.detached:
+            base = self._tensor(slot.index)
+            made = lazy_tensor(tuple(base.shape), base.dtype, _Detached(base), strides_of(base))
+            if hasattr(base, OWN_ROWS):
+                setattr(made, OWN_ROWS, True)
+            return made
         if slot.source == "values":
             return self._tensor(slot.index) if slot.grad is None else self._with_grad(slot.index, slot.grad)
         packed, index = self._packed, slot.index
@@ -155,6 +186,14 @@ class Filler:
                 setattr(made, OWN_ROWS, True)
         self.gave_rows = self.gave_rows or hasattr(self._made[index], OWN_ROWS)
         return self._made[index]
+
+    def _own_tensor(self, key: str | int) -> torch.Tensor:
+        """The module's tensor of a name, or the batch's of an index."""
+        if isinstance(key, str):
+            assert self._own is not None
+            return self._own(key)
+        assert self._batch.values is not None
+        return self._batch.values.leaves[key]
 
     def _of_columns(self, index: int, columns: int) -> torch.Tensor:
         """The ``index``-th value, as wide as the step has found it to be, which is read here."""

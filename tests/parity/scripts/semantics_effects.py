@@ -181,6 +181,41 @@ def one_new_object_in_two_places(run: Run) -> None:
     run.note("rows", model.rows)
 
 
+@case
+def own_tensors_that_a_step_keeps(run: Run) -> None:
+    """A parameter, a buffer that is written to, a tensor of the batch: what the step stores is the very one, also detached."""
+
+    class Keeping(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(8))
+            self.kept: list[Any] = []
+            self.seen: list[Any] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, w = batch[0], self.layer.weight
+            self.before = self.total.clone()
+            self.total.add_(x.mean(0))
+            self.last, self.weights, self.rows = self.total, {"all": [w], "values": w.data}, (x, x.detach())
+            self.kept.append(w)
+            loss = super().training_step(batch, batch_idx)
+            self.losses = [loss.detach(), loss.detach()]
+            return {"loss": loss, "bias": self.layer.bias, "x": x}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            w = self.layer.weight
+            own = [self.weights["all"][0] is w, self.kept[-1] is w, outputs["bias"] is self.layer.bias, repr(self.kept)[:10]]
+            self.seen.append([*own, self.last is self.total, outputs["x"] is batch[0], self.rows[0] is batch[0]])
+            self.last.mul_(0.5)
+            self.losses[0].fill_(3.0)
+            self.rows[1].zero_()
+            self.seen.append([self.total.clone(), self.before, self.weights["values"].clone(), self.losses[1], batch[0].sum()])
+
+    model = Keeping()
+    fit(run, model)
+    run.note("seen", model.seen)
+
+
 @dataclasses.dataclass
 class Marks:
     number: int = 0

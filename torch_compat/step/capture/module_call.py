@@ -26,6 +26,7 @@ def call_body(wanted: Sequence[int]) -> StepBody:
 
     def body(inputs: StepInputs, trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
         batch, _ = _requiring_grad(batch, wanted)
+        trace.keeps_own = False  # the result is part of a graph on the host
         trace.result = inputs.call(batch, tracer)
         return {}
 

@@ -36,7 +36,7 @@ from torch_compat.step.host.offsets import MovingOffsets
 from torch_compat.step.host.regions import slicing_at_moving_bounds
 from torch_compat.step.host.scalar_plan import SLOTS, ArrayForm
 from torch_compat.step.host.scalars import ScalarTracer, was_written
-from torch_compat.step.host.slots import ResultTemplate
+from torch_compat.step.host.slots import ResultTemplate, TensorSlot
 from torch_compat.step.kept_graphs import RunGraphs
 from torch_compat.step.optimizers.inline import InlineKey
 from torch_compat.step.optimizers.traced import OptimizerTrace
@@ -47,6 +47,7 @@ from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for
 from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
 from xlatrain.bridge.tensors.strides import Strides, empty, strides_of
+from xlatrain.cluster.distributed import world
 from xlatrain.step.loss_scale import LossScaler
 
 UserCall = Callable[[Any, ScalarTracer], Any]
@@ -253,6 +254,17 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             tracer.check_arrays()
             changed = _changed_buffers(module, before, inputs.buffers)
             reshaped.update({n: v.shape for n, v in changed.items() if v.shape != inputs.buffers[n].shape})
+            if trace.keeps_own:
+                for name, one in {**values, **state}.items():
+                    if changed.get(name, one) is one:
+                        trace.places.add(one, TensorSlot(name))
+                known = inputs.host_values.batch  # beside the tensors that the step carries
+                for index, leaf in enumerate(
+                    leaves[: len(known.leaves)] if known is not None and world().process_count == 1 else ()
+                ):
+                    if not (leaf.requires_grad or was_written(leaf)):
+                        trace.places.add(leaf, TensorSlot(index))
+                trace.assigned = [(one, name) for name, one in changed.items() if state.get(name) is not one]
             trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
             texts.finish()
             changed_flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != flags[n]})
@@ -400,8 +412,8 @@ def _changed_buffers(
     Raises:
         CaptureError: one is resized in place, or of another kind of numbers for the steps that follow.
     """
-    now = dict(module.named_buffers())
-    changed = {}
+    now = dict(module.named_buffers(remove_duplicate=False))
+    changed: dict[str, torch.Tensor] = {}
     for name, value in before.items():
         current = now.get(name, value)
         if current is not value or was_written(value):
@@ -411,6 +423,12 @@ def _changed_buffers(
                     f"the step makes the buffer self.{name} a tensor {tuple(current.shape)} of {current.dtype}, but it was "
                     f"{shape} of {value.dtype}: a compiled step has one kind of each, and resizes none in place. Assign a new "
                     f"tensor of {value.dtype} to it"
+                )
+            other = next((other for other, one in changed.items() if one is current), None)
+            if other is not None:
+                raise CaptureError(
+                    f"the step assigns one tensor to the buffers self.{other} and self.{name}, and hooks may change it in "
+                    "both; a compiled step would make two. Assign a copy to one (.clone())"
                 )
             changed[name] = current.to(value.dtype)
     return changed

@@ -47,6 +47,8 @@ class StepTrace:
     there_before: Collection[int] = frozenset()  # ids of objects, see describe
     retained: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by id of a tensor: it, its gradient
     places: Places = field(default_factory=Places)
+    assigned: Sequence[tuple[torch.Tensor, str]] = ()  # tensors that became buffers, and their names
+    keeps_own: bool = True  # whether tensors of the module and the batch are the user's own in the result and effects
     result: Any = None
     scalars: ScalarPlan = field(default_factory=ScalarPlan)
     optimizers: OptimizerTrace = field(default_factory=OptimizerTrace)
@@ -85,9 +87,8 @@ class StepTrace:
                 self.graphs += [False, False]
                 return ValueSlot("values", len(self.values) - 2, columns=len(self.values) - 1)
             if is_traced(leaf):
-                if keep and (known := self.places.slots.get(id(leaf))) is not None:
-                    self.places.stored.append(known[1].index)
-                    return known[1]
+                if keep and (known := self.places.find(leaf)) is not None:
+                    return known
                 self.values.append(leaf.detach())
                 self.graphs.append(leaf.requires_grad)
                 index, grad = len(self.values) - 1, None
@@ -97,7 +98,7 @@ class StepTrace:
                     grad = index + 1
                 slot = ValueSlot("values", index, grad=grad)
                 if keep:
-                    self.places.slots[id(leaf)] = (leaf, slot)
+                    self.places.add(leaf, slot)
                     self.places.stored.append(index)
                 return slot
             if holds_traced(leaf, _NUMBERS):
@@ -121,6 +122,13 @@ class StepTrace:
         returned = len(self.places.stored)
         self.differentiable = tuple(index for index in indices_of_values(self.result) if self.graphs[index])
         self.effects = recording.effects(template, self.places)
+        for buffer, name in self.assigned:
+            known = self.places.slots.get(id(buffer), (None, None))[1]
+            if isinstance(known, ValueSlot) and known.index in self.places.stored[returned:]:
+                raise CaptureError(
+                    f"the step assigns a tensor to the buffer self.{name} and to another place, and hooks may change it in "
+                    "both; a compiled step would make two. Store a copy of it (.clone())"
+                )
         self.there_before = recording.there_before
         self.stores_graph = any(self.graphs[index] for index in self.places.stored[returned:])
         self.made = self.calls.finish(functools.partial(template, keep=False))

@@ -527,10 +527,10 @@ def _is_in_cache(place: ObjectPath, key: Any) -> bool:
 
 
 def _is_same_each_time(item: Any) -> bool:
-    """Whether an assignment of ``item`` counts though it changes nothing: numbers, texts, shapes, devices, dtypes."""
+    """Whether an assignment of ``item`` counts though it changes nothing: numbers, texts, shapes, devices, dtypes, parameters."""
     if isinstance(item, tuple | frozenset):
         return all(map(_is_same_each_time, item))
-    return is_plain(item) or isinstance(item, VALUES)
+    return is_plain(item) or isinstance(item, VALUES) or stood_for(item) is not None
 
 
 def _differs(before: Any, now: Any) -> bool:

@@ -1,24 +1,29 @@
 """Slots: placeholders in the results, effects and host calls of a captured step for values that differ from step to step.
 
-There are three: a :class:`ValueSlot` for a value that an executed step has somewhere, or a part of it, a
-:class:`ComputedSlot` for what the host computes from such values, and an :class:`ObjectSlot` for an object that was there before.
+There are four: a :class:`ValueSlot` for a value that an executed step has somewhere, or a part of it, a
+:class:`ComputedSlot` for what the host computes from such values, an :class:`ObjectSlot` for an object that was there before, and
+a :class:`TensorSlot` for a tensor of the module or the batch.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 import torch.utils._pytree as pytree
 
-Source = Literal["values", "scalars", "batch", "results", "counters", "objects"]
+from xlatrain.bridge.capture.stand_ins import stood_for
+from xlatrain.bridge.errors import CaptureError
+
+Source = Literal["values", "scalars", "batch", "results", "counters", "objects", "tensors"]
 """A source of values of an executed step.
 
 ``values`` and ``scalars`` are outputs of its program, the latter packed, as float32; ``batch`` are the leaves of its batch that
 are no tensors; ``results`` are those of its host calls; ``counters`` are its host values; ``objects`` are
-those of the user's.
+those of the user's, and ``tensors`` those of the module and the batch.
 """
 
 
@@ -35,6 +40,7 @@ class ValueSlot:
 
     A step of the path is ``("item", key)`` or ``("attr", name)``. ``grad`` is the index among the values of its gradient, where
     the step has called ``retain_grad()`` of it; ``columns`` that of the number of its columns, where only the step knows it.
+    ``detached``: another tensor with the memory of this value.
     """
 
     source: Source
@@ -42,6 +48,7 @@ class ValueSlot:
     path: tuple[tuple[str, Any], ...] = ()
     grad: int | None = None
     columns: int | None = None
+    detached: bool = False
 
     def part(self, kind: str, key: Any) -> ValueSlot:
         """The slot for a part of this one's value."""
@@ -82,7 +89,21 @@ class ObjectSlot:
     source: Source = "objects"
 
 
-SLOTS = (ValueSlot, ComputedSlot, ObjectSlot)
+@dataclass(frozen=True)
+class TensorSlot:
+    """A slot for a tensor that the user has, which is no value of the step: a parameter or buffer, or a tensor of the batch.
+
+    Attributes:
+        key: its name in the module, or its index in the batch.
+        detached: whether it is one that shares its memory: ``.detach()``, ``.data``.
+    """
+
+    key: str | int
+    detached: bool = False
+    source: Source = "tensors"
+
+
+SLOTS = (ValueSlot, ComputedSlot, ObjectSlot, TensorSlot)
 
 
 _CONTAINERS = (list, dict, deque, set)
@@ -93,21 +114,53 @@ class Places:
     """Objects that a step makes and that are at several places of its result and of what it stores: each stays one object.
 
     Attributes:
-        slots: by id of a tensor: it, and its slot.
+        slots: by id of a tensor: it, and its slot; at first of those that are the user's own, in the module and the batch.
+        memory: by its memory and geometry: the slot of the first such tensor.
         stored: the indices of the values that have slots, each time.
         shared: ids of the templates of lists, dicts and deques that are at several places, and of sets.
         texts: for each container at another place which of them it is, to tell runs apart.
     """
 
-    slots: dict[int, tuple[Any, ValueSlot]] = field(default_factory=dict)
+    slots: dict[int, tuple[Any, ValueSlot | TensorSlot]] = field(default_factory=dict)
+    memory: dict[Any, ValueSlot | TensorSlot] = field(default_factory=dict)
     stored: list[int] = field(default_factory=list)
     shared: set[int] = field(default_factory=set)
     texts: list[str] = field(default_factory=list)
     _templates: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
 
+    def add(self, tensor: torch.Tensor, slot: ValueSlot | TensorSlot) -> None:
+        """Note a tensor and its slot, which is also that of the parameter or buffer that it stands for."""
+        self.slots[id(tensor)] = (tensor, slot)
+        if (original := stood_for(tensor)) is not None:
+            self.slots[id(original)] = (original, slot)
+        self.memory.setdefault(_memory(tensor), slot)
+
+    def find(self, tensor: torch.Tensor) -> ValueSlot | TensorSlot | None:
+        """The slot of a tensor, or of the one whose memory it shares, if there is one.
+
+        Raises:
+            CaptureError: it is a part of a parameter or buffer, which later steps change.
+        """
+        if (known := self.slots.get(id(tensor))) is not None:
+            if isinstance(known[1], ValueSlot):
+                self.stored.append(known[1].index)
+            return known[1]
+        shared = None if tensor.requires_grad else self.memory.get(_memory(tensor))
+        if shared is not None:
+            return replace(shared, detached=True) if isinstance(shared, TensorSlot) else replace(shared, detached=True, grad=None)
+        storage = _memory(tensor)[0]
+        of = next((s.key for (one, *_), s in self.memory.items() if one == storage and isinstance(s, TensorSlot)), None)
+        if isinstance(of, str):
+            raise CaptureError(
+                f"the step stores or returns a part or another view of self.{of}, whose values change with it; a compiled step "
+                "would keep those of this step. Keep the tensor itself, or a copy (.clone())"
+            )
+        return None
+
     def forget(self) -> None:
         """Let go of the objects of the run."""
         self.slots.clear()
+        self.memory.clear()
         self._templates.clear()
 
     def tied(self, value: Any, template: Any) -> Any:
@@ -132,6 +185,13 @@ class Places:
         for key in value if isinstance(value, dict) else range(len(value)):
             template[key] = self.tied(value[key], template[key])
         return template
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The memory of a traced tensor, and its geometry there."""
+    if getattr(tensor, "elem", None) is not None:  # functionalized: each has its own
+        return (id(tensor),)
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.dtype
 
 
 def mapped_once(function: Callable[[Any], Any], tree: Any, shared: Collection[int], made: dict[int, Any], stop: Any) -> Any:
