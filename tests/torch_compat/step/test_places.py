@@ -7,6 +7,7 @@ import collections
 import copy
 import ctypes
 import functools
+import gc
 import io
 import logging
 import math
@@ -299,3 +300,20 @@ def test_functions_around_are_followed() -> None:
 
     found, _ = observed(functools.partial(inner).func)
     assert "Entry value" in found
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_garbage_is_collected_only_where_nobody_follows_what_has_changed(followed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[float] = []
+    collected: list[None] = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(None))
+
+    def grows() -> float:
+        kept.append(1.0)
+        return kept[-1]
+
+    observation = Observation([grows], [])
+    with observation.instrumented:
+        grows()
+    _, changed = observation.settle(lambda: {id(kept)} if followed else ())
+    assert bool(collected) == bool(changed) == (not followed)

@@ -190,14 +190,14 @@ class NotedPlaces:
         for location, _, kept in self._first.values():
             _put_back_tensor(location, kept)
         changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
-        if changed:
+        if changed and not {id(one[0].owner) for one in changed} <= set(followed()):
             if not attended:
-                gc.collect()
+                gc.collect()  # looks at all that the process holds, so it is done only where it decides
             del changed
             self._drop_own()
             changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
-            known = followed() if changed else ()
-            changed = [one for one in changed if id(one[0].owner) not in known]
+        known = followed() if changed else ()
+        changed = [one for one in changed if id(one[0].owner) not in known]
         changed = [one for one in changed if not isinstance(one[0].owner, functools._lru_cache_wrapper)]
         staying = self._staying([location for location, _, _ in changed])
         changes = []
