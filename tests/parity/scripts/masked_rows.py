@@ -207,5 +207,38 @@ def packed_to_a_length(run: Run) -> None:
     pack(run, nn.GRU, {"batch_first": True, "bidirectional": True}, "total", enforce_sorted=False)
 
 
+@case
+def numbers_of_rows(run: Run) -> None:
+    """How many rows the step's own outputs select, in branches and in arithmetic."""
+
+    def pairs(self: Selecting, x: Tensor, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        near = torch.cdist(out, out) < 0.9
+        if all(len(one) <= 1 for one in torch.where(near)):
+            return out.square().mean()
+        return out[near.any(1)].square().mean()
+
+    def weighted(self: Selecting, x: Tensor, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        count, total = 0, out.new_zeros(())
+        for number in range(4):
+            chosen = out[(y == number) & (out[:, 0] > -0.4)]
+            if chosen.shape[0] < 2:
+                continue
+            count += len(chosen)
+            total = total + chosen.square().sum() / chosen.size(0) + 0.01 * chosen.numel() * out.mean()
+        return total / max(count, 1) * (1 / (1 + count))
+
+    fit(run, pairs, weighted)
+
+
+@case
+def divided_by_no_rows(run: Run) -> None:
+    """Python raises before the step is taken."""
+
+    def inverse(self: Selecting, x: Tensor, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        return out.mean() / (6 // len(out[out[:, 0] > (0.2 if len(self.seen) < 2 else 9.0)]) + 1)
+
+    fit(run, inverse)
+
+
 if __name__ == "__main__":
     main()

@@ -53,7 +53,7 @@ from torch_compat.step.guards.origins import (
 )
 from torch_compat.step.guards.taking import is_taking, iterator_of, take
 from torch_compat.step.host.arrays import HostArray, constructor
-from torch_compat.step.host.host_future import as_float, as_int
+from torch_compat.step.host.host_future import as_float, as_int, length_of
 from torch_compat.step.host.number_functions import extreme_of
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import host_random_state, same_state
@@ -131,6 +131,8 @@ class CalledFunctions:
             return as_float
         if function is int:
             return as_int
+        if function is len:
+            return self._wrapped(length_of)
         if function is min or function is max:
             return self._wrapped(extreme_of(function))
         made = constructor(function)

@@ -27,6 +27,7 @@ from torch_compat.step.host.scalar_plan import Expression
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import ValueSlot
 from xlatrain.bridge.capture.cut import UnknownValueError
+from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, slice)
 _PURE = frozenset(
@@ -82,7 +83,7 @@ class HostFuture:
         later: computes the same value in the graph, where the step computes with it; None from it: that cannot be.
     """
 
-    __slots__ = ("_calls", "_compared", "_known", "_later", "_like", "_slot", "_traced")
+    __slots__ = ("_calls", "_compared", "_counts", "_known", "_later", "_like", "_slot", "_traced")
     comes_after_the_step = True
 
     def __init__(
@@ -102,6 +103,7 @@ class HostFuture:
         self._traced = traced
         self._like = like
         self._later = later
+        self._counts = False
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -153,6 +155,20 @@ class HostFuture:
             return None
         return known.offset or (known.text, 0)
 
+    def as_count(self) -> HostFuture:
+        """The number as one that is often 0: before Python divides by it, the program looks."""
+        self._counts = True
+        return self
+
+    def may_divide(self) -> None:
+        """Assume that the number is not 0, where it is a count.
+
+        Raises:
+            ZeroDivisionError: it is, as a program has found.
+        """
+        if self._counts and self.stays_a_number() and self == 0:
+            raise ZeroDivisionError("division by zero")
+
     def drop_unused(self) -> None:
         """Nobody wants it, unless somebody uses it later."""
         self._calls.pure.add(self._slot.index)
@@ -191,7 +207,8 @@ class HostFuture:
         like = _number_like(function, likes) if numbers else None
         compared = None if both is None or known is not None else _compared(function, args, slot)
         later = _later_of(function, args, kwargs) if both is None and known is None else None
-        return HostFuture(self._calls, slot, both, like, known, compared, later)
+        made = HostFuture(self._calls, slot, both, like, known, compared, later)
+        return made.as_count() if any(type(a) is HostFuture and a._counts for a in args) else made
 
     def _record(self, function: Callable[..., Any], args: Any, kwargs: Any, *, pure: bool = False) -> ValueSlot:
         if self._calls.closed:
@@ -390,6 +407,11 @@ def as_int(*args: Any) -> Any:
     return int(*args)
 
 
+def length_of(*args: Any) -> Any:
+    """``len(*args)`` in a captured step: of rows that a mask selects a value that comes later."""
+    return args[0].size(0) if len(args) == 1 and type(args[0]) is MaskedRows else len(*args)
+
+
 def _as_float(value: Any) -> Any:
     return value.to(torch.get_default_dtype()) if isinstance(value, torch.Tensor) else float(value)
 
@@ -474,9 +496,15 @@ def _binary(function: Callable[[Any, Any], Any], *, swap: bool = False) -> Any:
         if issubclass(type(other), torch.Tensor):
             args = (other, self) if swap else (self, other)
             return HostFuture.__torch_function__(function, (), args)
+        divisor = self if swap else other
+        if function in _DIVISIONS and type(divisor) is HostFuture:
+            divisor.may_divide()
         return self._apply(function, other, self, traced=True) if swap else self._apply(function, self, other, traced=True)
 
     return method
+
+
+_DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
 
 
 def _unary(function: Callable[[Any], Any]) -> Any:

@@ -285,7 +285,26 @@ def _len(func: Any, args: Any, kwargs: Any) -> Any:
 def _size(func: Any, args: Any, kwargs: Any) -> Any:
     x = args[0]
     dims = dims_of(args, kwargs, x.rows.ndim)
-    return NotImplemented if dims is None or x.axis in dims else x.rows.shape[dims[0]]
+    if dims is None:
+        return _shape(func, args, kwargs)
+    return x.count() if x.axis in dims else x.rows.shape[dims[0]]
+
+
+@rule_of("numel nelement")
+def _numel(func: Any, args: Any, kwargs: Any) -> Any:
+    x, count = args[0], args[0].count()
+    each = math.prod(size for dim, size in enumerate(x.rows.shape) if dim != x.axis)
+    return count if count is NotImplemented else count * each
+
+
+def _shape(func: Any, args: Any, kwargs: Any) -> Any:
+    x, count = args[0], args[0].count()
+    if count is NotImplemented:
+        return count
+    return tuple(count if dim == x.axis else size for dim, size in enumerate(x.rows.shape))
+
+
+RULES[getattr(torch.Tensor, "shape").__get__] = _shape  # noqa: B009  a descriptor
 
 
 @rule_of("dim ndimension is_floating_point is_complex is_signed element_size get_device is_contiguous", (torch, torch.Tensor))

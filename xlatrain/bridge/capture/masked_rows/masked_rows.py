@@ -7,6 +7,7 @@ Python asks how many there are, they are taken out (:meth:`MaskedRows.exact`), a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,16 @@ class MaskedRows(torch.Tensor):
         if self._exact is None or self._exact[0] != version:
             self._exact = version, take(self.rows, self._index())
         return self._exact[1]
+
+    def count(self) -> Any:
+        """The number of selected rows where only the running step knows it, a value that comes later; else NotImplemented."""
+        found = getattr(self.valid, "_count", None)
+        if found is None:
+            with contextlib.suppress(BridgeError):
+                found = self.valid.sum().item()
+            unknown = hasattr(type(found), "as_count") and found.stays_a_number()
+            found = self.valid._count = found.as_count() if unknown else NotImplemented  # pyright: ignore[reportAttributeAccessIssue]
+        return found
 
     def _index(self) -> tuple[Any, ...]:
         return (*[slice(None)] * self.axis, self.valid)
