@@ -5,7 +5,7 @@ import torch
 from mixture_of_experts import MoE
 
 recorder.seed()
-model = MoE(dim=8, num_experts=4, hidden_dim=16, second_policy_train="threshold", second_policy_eval="threshold")
+model = MoE(dim=8, num_experts=4, hidden_dim=16, second_policy_train="all", second_policy_eval="all")
 
 
 def loss(net, x):

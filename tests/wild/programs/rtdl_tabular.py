@@ -9,7 +9,7 @@ numbers, classes, y = torch.randn(64, 4), torch.randint(0, 3, (64, 2)), torch.ra
 recorder.seed()
 model = FTTransformer(
     n_cont_features=4, cat_cardinalities=[3, 3], d_out=1, n_blocks=2, d_block=8, attention_n_heads=2, attention_dropout=0.0,
-    ffn_d_hidden=16, ffn_dropout=0.0, residual_dropout=0.0,
+    ffn_d_hidden_multiplier=2, ffn_dropout=0.0, residual_dropout=0.0,
 )  # fmt: skip
 recorder.fit(model, lambda net, x, c, y: (net(x, c) - y).square().mean(), [numbers, classes, y], batch_size=16)
 for embed in (
