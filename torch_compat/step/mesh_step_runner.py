@@ -259,7 +259,7 @@ class MeshStepRunner:
             self.model.params[parameter].requires_grad_(flag)
         for tensor, strides in step.strides.items():
             self.model.lay_out(tensor, strides)
-        if not step.calls and not step.effects:  # the many steps that leave nothing to do on the host
+        if not (step.calls or step.effects or step.written):  # the many steps that leave nothing to do on the host
 
             def result() -> Any:
                 return self._kept(name, self._filler(step, outputs, batch, host_values), step.result.tree)
@@ -276,6 +276,8 @@ class MeshStepRunner:
         calls = StepCalls(step.calls, fill)
         fill.results = calls.results
         self._pending.add(calls)
+        for leaf, value in step.written.items():
+            fill.write(leaf, value)
         if step.effects:
             if step.effects.hold_results:
                 self._pending.make_all()

@@ -168,6 +168,11 @@ class Filler:
         """Bring the ``index``-th value to the host now."""
         read_lazy(self._tensor(index))
 
+    def write(self, leaf: int, index: int) -> None:
+        """Write the ``index``-th value to the batch's ``leaf``-th tensor now."""
+        with torch.no_grad():
+            self._own_tensor(leaf).copy_(self._tensor(index))
+
     def _tensor(self, index: int) -> torch.Tensor:
         """The ``index``-th value as a CPU tensor, read when it is used; on several processes this process's rows of it."""
         if index not in self._made:

@@ -15,10 +15,11 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 import torch.nn.functional as F
-from basics import Regression
+from basics import Regression, regression_data
 from recording import Run, case
 from semantics_models import Deep, fit
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 
 @case
@@ -530,6 +531,68 @@ def _as_number(word: str) -> Any:
         return float(word.removeprefix("tensor(").removesuffix(")"))
     except ValueError:
         return word
+
+
+class Writing(Regression):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.kept, self.seen = how, torch.zeros(1), list[Any]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        if self.how == "view":
+            x[:2].add_(1.0)
+        elif self.how == "data":
+            x.data[0] = 7.0
+        elif self.how == "copied":
+            x.copy_(y.reshape(len(y), -1)[:, :1].expand_as(x))
+        elif self.how == "of the step":
+            x.add_(0.01 * self.global_step)
+        else:
+            x.mul_(0.5)
+        if self.how == "stored":
+            self.kept = x
+        loss = super().training_step((x, y), batch_idx)
+        return {"loss": loss, "x": x} if self.how == "returned" else loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        batch[0].mul_(0.5)
+        self.log("val", super().training_step(batch, batch_idx))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        returned = float(outputs["x"].sum()) if "x" in outputs else None
+        self.seen.append([float(batch[0].sum()), float(self.kept.sum()), self.kept is batch[0], returned])
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(float(batch[0].sum()))
+
+
+class Batches(torch.utils.data.Dataset[tuple[Tensor, ...]]):
+    """What a step writes to these is there in the next epoch."""
+
+    def __init__(self) -> None:
+        self.all = [tuple(part[i : i + 8].clone() for part in regression_data(24)) for i in (0, 8, 16)]
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return self.all[index]
+
+
+@case
+def batches_written_to_in_place(run: Run) -> None:
+    for how in ("all", "view", "data", "copied", "of the step", "stored", "returned"):
+        model = Writing(how)
+        fit(run, model, n=32, val=True, num_sanity_val_steps=0)
+        run.note(how, model.seen)
+
+
+@case
+def batches_that_come_again_as_they_were_left(run: Run) -> None:
+    data = Batches()
+    run.fit(Writing("all"), run.trainer(max_epochs=3), DataLoader(data, batch_size=None))
+    run.note("kept", [float(x.sum()) for x, _ in data.all])
 
 
 @case

@@ -222,6 +222,26 @@ def optimizers(found: dict[str, Any]) -> None:
         found[name] = [round(float(one.layer.weight.detach().sum()), 4) for one in (model.module, trained)]
 
 
+class Doubling(torch.nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input.mul_(2))
+
+
+def written_batches(found: dict[str, Any]) -> None:
+    fabric = fabric_of()
+    torch.manual_seed(1)
+    module = Doubling(4, 2)
+    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), 0.01))
+    x, sums = X / 4, []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        sums += [round(float(loss.detach()), 4), round(float(x.abs().sum()), 4)]
+        fabric.backward(loss)
+        optimizer.step()
+    found["written"] = sums
+
+
 def throughput(found: dict[str, Any]) -> None:
     both = Throughput(available_flops=100, world_size=2, window_size=3)
     found["empty"] = error(both.compute).partition(":")[0]
@@ -251,6 +271,6 @@ def registries(found: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     results: dict[str, Any] = {}
-    for part in (modules, calls, optimizers, throughput, registries):
+    for part in (modules, calls, optimizers, written_batches, throughput, registries):
         part(results)
     print(json.dumps(results))

@@ -42,6 +42,7 @@ def call_backward_body(wanted: Sequence[int]) -> StepBody:
 
     def body(inputs: StepInputs, trace: StepTrace, values: Mapping[str, torch.Tensor], batch: Any, tracer: ScalarTracer) -> Grads:
         arguments, cotangents = batch
+        trace.writes = False  # the call has
         arguments, given = _requiring_grad(arguments, wanted)
         result = inputs.call(arguments, tracer)
         found = [leaf for leaf in pytree.tree_leaves(result) if is_traced(leaf) and leaf.requires_grad]

@@ -254,15 +254,17 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             tracer.check_arrays()
             changed = _changed_buffers(module, before, inputs.buffers)
             reshaped.update({n: v.shape for n, v in changed.items() if v.shape != inputs.buffers[n].shape})
+            known = inputs.host_values.batch  # beside the tensors that the step carries
+            of_batch = [] if known is None else leaves[: len(known.leaves)]
+            for index, leaf in enumerate(of_batch):
+                if trace.writes and was_written(leaf):
+                    trace.write(index, leaf)
             if trace.keeps_own:
                 for name, one in {**values, **state}.items():
                     if changed.get(name, one) is one:
                         trace.places.add(one, TensorSlot(name))
-                known = inputs.host_values.batch  # beside the tensors that the step carries
-                for index, leaf in enumerate(
-                    leaves[: len(known.leaves)] if known is not None and world().process_count == 1 else ()
-                ):
-                    if not (leaf.requires_grad or was_written(leaf)):
+                for index, leaf in enumerate(of_batch):
+                    if not leaf.requires_grad and world().process_count == 1:
                         trace.places.add(leaf, TensorSlot(index))
                 trace.assigned = [(one, name) for name, one in changed.items() if state.get(name) is not one]
             trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
@@ -305,7 +307,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         ops=ops,
         outside=outside,
         by_identity=by_identity,
-        text=f"{trace.text()}\n{changed_flags}{reshaped or ''}{left_strides or ''}",
+        text=f"{trace.text()}\n{changed_flags}{reshaped or ''}{left_strides or ''}{trace.written or ''}",
         reads=trace.scalars.read,
         logs=tuple(trace.logs.entries),
         effects=trace.effects,
@@ -317,6 +319,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         requires_grad=changed_flags,
         reshaped=reshaped,
         strides=left_strides,
+        written=trace.written,
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
         gradient_names=tuple(inputs.gradients),

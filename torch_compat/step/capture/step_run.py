@@ -41,6 +41,7 @@ class StepRun:
         requires_grad: the parameters whose flag the step leaves changed, with the new flag.
         reshaped: the buffers that have another shape after the step, with that.
         strides: the parameters and buffers that it leaves with others.
+        written: index of each tensor of the batch that it writes to in place → that of the value which is its last.
         param_names, buffer_names: of the state that is its input, in order.
         gradient_names: the parameters whose gradients are inputs.
         state_keys: the tensors of optimizers' states that are inputs.
@@ -64,6 +65,7 @@ class StepRun:
     requires_grad: Mapping[str, bool]
     reshaped: Mapping[str, tuple[int, ...]]
     strides: Mapping[str, Strides | None]
+    written: Mapping[int, int]
     param_names: tuple[str, ...]
     buffer_names: tuple[str, ...]
     gradient_names: tuple[str, ...]

@@ -48,6 +48,8 @@ class StepTrace:
     retained: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by id of a tensor: it, its gradient
     places: Places = field(default_factory=Places)
     assigned: Sequence[tuple[torch.Tensor, str]] = ()  # tensors that became buffers, and their names
+    written: dict[int, int] = field(default_factory=dict)  # index of a tensor of the batch that was written to → of its value
+    writes: bool = True  # whether the user sees in the batch what the step has written to it
     keeps_own: bool = True  # whether tensors of the module and the batch are the user's own in the result and effects
     result: Any = None
     scalars: ScalarPlan = field(default_factory=ScalarPlan)
@@ -110,6 +112,12 @@ class StepTrace:
             return leaf
 
         return pytree.tree_map(slot_of, tree, is_leaf=lambda node: is_size(node) or id(node) in positions)
+
+    def write(self, index: int, leaf: torch.Tensor) -> None:
+        """Give the batch's ``index``-th tensor, which the step has written to in place, its values after the step."""
+        self.written[index] = len(self.values)
+        self.values.append(leaf.detach())
+        self.graphs.append(False)
 
     def finish(self, recording: Recording, template: Callable[[Any], Any]) -> None:
         """Put slots into everything that outlives the capture.
