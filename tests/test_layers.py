@@ -186,7 +186,10 @@ FOLDERS = {
         *("mesh_steps", "eager mesh_step_runner", "placed_run", "optimization", "dispatcher"),
     ),
     "xlatrain.bridge": (
-        *("capturing converted_names errors patches tensor_parallel", "inference_mode parallelize random tensors torchscript"),
+        *(
+            "capturing converted_names errors gradients patches tensor_parallel",
+            "inference_mode parallelize random tensors torchscript",
+        ),
         *("graph_nodes jax_function jax_value pretrained", "loops", "capture", "lower", "lazy_init torch_function", "nnx_module"),
     ),
 }

@@ -266,6 +266,7 @@ RAISING_CASES = (
 # Cases that cannot be compiled, and what the run report must say about them; all others must be compiled.
 EAGER_CASES = {
     "lbfgs": "LBFGS",
+    "a_backward_pass_in_the_step_while_gradients_accumulate": "accumulate_grad_batches=2",
     "sparse_adam": "SparseAdam",
     "branch_over_the_whole_batch": "metrics.py",
     "branch_on_a_metric": "metrics.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -12,9 +13,11 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from jax.custom_derivatives import zero_from_primal
+from torch.nn.utils.stateless import _reparametrize_module
 
 from xlatrain.bridge.capture.capture import Capture, capture
 from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.gradients import gradients_of
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.tensors.dtypes import torch_dtype
 from xlatrain.bridge.tensors.host import as_numpy
@@ -92,14 +95,15 @@ class _Captures:
         specs = [torch.empty(one.shape, dtype=torch_dtype(one.dtype), device="meta") for one in places if _is_spec(one)]
         result: Any = None
 
-        def call(
-            params: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
-        ) -> list[torch.Tensor]:
+        def placed(params: _Tensors, buffers: _Tensors) -> AbstractContextManager[None]:
+            state = {**dict(zip(names, params, strict=True)), **dict(zip(self._buffers, buffers, strict=True))}
+            return _reparametrize_module(self._module, state, tie_weights=True)
+
+        def call(leaves: _Tensors) -> list[torch.Tensor]:
             nonlocal result
             given = iter(leaves)
             args = jax.tree.unflatten(structure, [next(given) if _is_spec(one) else one for one in places])
-            state = {**dict(zip(names, params, strict=True)), **dict(zip(self._buffers, buffers, strict=True))}
-            value = torch.func.functional_call(self._module, state, args)
+            value = self._module(*args)
             found, result = pytree.tree_flatten(value)
             if others := sorted({type(one).__name__ for one in found if not isinstance(one, torch.Tensor)}):
                 raise CaptureError(
@@ -109,16 +113,18 @@ class _Captures:
             return found
 
         def forward(params: Any, buffers: Any, leaves: Any) -> Any:
-            found = call(params, buffers, leaves)
+            with placed(params, buffers):
+                found = call(leaves)
             return found, list(buffers)
 
         def backward(params: Any, buffers: Any, leaves: Any, cotangents: Any) -> Any:
             params = [one.detach().requires_grad_(flag) for one, flag in zip(params, flags, strict=True)]
             leaves = [one.detach().requires_grad_(one.is_floating_point()) for one in leaves]
-            found = [one for one in call(params, buffers, leaves) if one.requires_grad]
             inputs = [one for one in (*params, *leaves) if one.requires_grad]
             given = [one for one, flag in zip(cotangents, differentiable, strict=True) if flag]
-            grads = iter(torch.autograd.grad(found, inputs, given, allow_unused=True))
+            with placed(params, buffers):  # the backward of a Function may call the module, too
+                found = [one for one in call(leaves) if one.requires_grad]
+                grads = iter(gradients_of(found, inputs, given))
             every = [next(grads) if one.requires_grad else None for one in (*params, *leaves)]
             return [torch.zeros_like(one) if grad is None else grad for one, grad in zip((*params, *leaves), every, strict=True)]
 
@@ -133,7 +139,8 @@ class _Captures:
 
         def flags_of_outputs(params: Any, buffers: Any, leaves: Any) -> Any:
             params = [one.detach().requires_grad_(flag) for one, flag in zip(params, flags, strict=True)]
-            found = call(params, buffers, [one.detach().requires_grad_(one.is_floating_point()) for one in leaves])
+            with placed(params, buffers):
+                found = call([one.detach().requires_grad_(one.is_floating_point()) for one in leaves])
             differentiable[:] = [one.requires_grad for one in found]
             return found
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from basics import Regression
 from recording import Run, case, main
-from semantics_models import fit
+from semantics_models import BackwardInTheStep, fit
 from torch import Tensor
 
 COUNTED = contextvars.ContextVar("COUNTED", default=0)
@@ -354,6 +354,11 @@ def uses_a_slice_whose_tensor_was_written_to(run: Run) -> None:
 
     random.seed(0)
     fit(run, Halving())
+
+
+@case
+def a_backward_pass_in_the_step_while_gradients_accumulate(run: Run) -> None:
+    fit(run, BackwardInTheStep(), accumulate_grad_batches=2)
 
 
 if __name__ == "__main__":

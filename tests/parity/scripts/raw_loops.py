@@ -11,6 +11,7 @@ from basics import class_data, regression_data
 from lightning.fabric import Fabric
 from models import GPT
 from recording import RecordingLogger, Run, case, main, numbers
+from semantics_models import Reversible
 from torch import Tensor, nn
 
 Step = Callable[..., Any]
@@ -207,6 +208,35 @@ def gan(run: Run) -> None:
 @case
 def gan_compiled(run: Run) -> None:
     train_gan(run, compiled)
+
+
+def train_reversible(run: Run, how: Callable[[Fabric, Step], Step]) -> None:
+    fabric = fabric_of(run)
+    net = nn.Sequential(Reversible(), nn.Linear(8, 3))
+    run.initialise(net)
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 0.1))
+
+    def step(batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        fabric.backward(loss)
+        optimizer.step()
+        return loss
+
+    step = how(fabric, step)
+    for batch in fabric.setup_dataloaders(run.loader(*class_data(64))):
+        note_loss(run, fabric, step(batch))
+    finish(run, model=model)
+
+
+@case
+def reversible(run: Run) -> None:
+    train_reversible(run, as_it_is)
+
+
+@case
+def reversible_compiled(run: Run) -> None:
+    train_reversible(run, compiled)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from basics import Classifier, class_data
 from recording import Run, case
+from semantics_models import BackwardInTheStep, Reversible, fit
 from torch import Tensor, nn
 
 
@@ -29,6 +30,37 @@ class Exponential(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (result,) = ctx.saved_tensors
         return result * (grad - grad.mean(ctx.dim, keepdim=True)) * ctx.scales[-1], None, None
+
+
+@case
+def backward_passes_in_a_backward(run: Run) -> None:
+    class Walking(Classifier):
+        retained = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = Reversible()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            out = self.net(self.layers(x))
+            if self.retained:
+                out.retain_grad()
+            loss = F.cross_entropy(out, y)
+            self.log("loss", loss)
+            return loss
+
+    for index, (shared, retained, accumulate) in enumerate(((False, False, 1), (True, False, 2), (True, True, 1))):
+        torch.manual_seed(index)
+        model = Walking()
+        model.layers.shared, model.retained = shared, retained
+        run.fit(model, run.trainer(max_epochs=1, accumulate_grad_batches=accumulate), run.loader(*class_data(64)))
+        run.note(f"block {index}", [float(one.detach().square().sum()) for one in model.layers.parameters()])
+
+
+@case
+def a_backward_pass_in_the_step(run: Run) -> None:
+    fit(run, BackwardInTheStep())
 
 
 class Scaled(nn.Parameter):

@@ -58,6 +58,46 @@ def test_values_and_gradients_are_torchs() -> None:
         np.testing.assert_allclose(grads[name], grad, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+class Again(torch.autograd.Function):
+    """Runs the block again in its backward, and that one's backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, block: torch.nn.Module) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(x)
+        ctx.block = block
+        return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            torch.autograd.backward(ctx.block(x), grad)
+        return x.grad, None
+
+
+class Reversible(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block = torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Again.apply(self.first(x), self.block) + self.block(x)  # pyright: ignore[reportOperatorIssue]
+
+
+def test_gradients_of_a_backward_inside_of_the_backward_are_added() -> None:
+    torch.manual_seed(0)
+    model, x = Reversible(), torch.randn(3, 4)
+    _, apply = to_jax(model, x)
+    with torch.no_grad():  # the values that are given count, also in the backward
+        for param in model.parameters():
+            param.mul_(2)
+    model(x).pow(2).sum().backward()
+    params = {name: param.detach().numpy() for name, param in model.named_parameters()}
+    grads = jax.grad(lambda params: (apply(params, x.numpy()) ** 2).sum())(params)
+    for name, param in model.named_parameters():
+        np.testing.assert_allclose(grads[name], param.grad, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def test_it_is_mapped_over_rows_and_over_parameters() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     x = torch.randn(5, 4)

@@ -15,6 +15,7 @@ from torch_compat.step.guards.ahead_of_time import ahead_of_time
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.scalars import ScalarTracer
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.gradients import gradients_of
 
 
 def call_body(wanted: Sequence[int]) -> StepBody:
@@ -55,8 +56,8 @@ def call_backward_body(wanted: Sequence[int]) -> StepBody:
                 "the whole step: fabric.compile(step)."
             )
         with ahead_of_time(_refusal):
-            grads = torch.autograd.grad(found, inner, cotangents, allow_unused=True)
-        trace.result = list(grads[len(names) :])
+            grads = gradients_of(found, inner, cotangents)
+        trace.result = grads[len(names) :]
         return dict(zip(names, grads[: len(names)], strict=True))
 
     return body

@@ -19,6 +19,7 @@ from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.host.slots import ValueSlot
 from torch_compat.utilities.exceptions import MisconfigurationException, SetupRuntimeError
 from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.gradients import gradients_of, sums_of
 from xlatrain.bridge.patches import patched
 
 
@@ -37,6 +38,7 @@ def training_body(accumulate: int) -> StepBody:
         watched.refuse_accumulated(accumulate)
         with _earlier_gradients_refused(values), watched.noting():
             output = inputs.call(batch, tracer)
+        _drop_gradients(values, accumulate)
         loss = closure_loss(output)
         wanted = [name for name, value in values.items() if value.requires_grad]
         if loss is None:
@@ -60,7 +62,7 @@ def training_body(accumulate: int) -> StepBody:
                 scaled.backward()
                 grads = [value.grad for value in inner]
             else:
-                grads = torch.autograd.grad(scaled, inner, allow_unused=True)
+                grads = gradients_of([scaled], inner)
         trace.retained = watched.gradients()
         return dict(zip(wanted, grads, strict=True))
 
@@ -90,6 +92,22 @@ def _earlier_gradients_refused(values: Mapping[str, torch.Tensor]) -> Iterator[N
         yield
 
 
+def _drop_gradients(values: Mapping[str, torch.Tensor], accumulate: int) -> None:
+    """Drop the gradients that ``training_step`` itself made, as ``zero_grad()`` does, which comes between it and the backward.
+
+    Raises:
+        CaptureError: there are some, and batches are accumulated: only the first of them has a ``zero_grad()``.
+    """
+    for name, value in values.items():
+        if value.grad is not None and accumulate > 1:
+            raise CaptureError(
+                f"training_step runs a backward pass of its own, which leaves a gradient in {name!r}: with "
+                f"accumulate_grad_batches={accumulate} the first batch's is dropped by zero_grad(), those of the others count, "
+                "which a compiled step does not follow.\n  Fix: torch.autograd.grad, or manual optimization."
+            )
+        value.grad = None
+
+
 _GRAD = torch._C.TensorBase.__dict__["grad"]
 
 
@@ -117,8 +135,7 @@ def _through(
     grads: list[torch.Tensor | None] = [None] * len(values)
 
     def add(found: Sequence[torch.Tensor | None]) -> None:
-        for index, (old, new) in enumerate(zip(grads, found, strict=True)):
-            grads[index] = new if old is None else old if new is None else old + new
+        grads[:] = sums_of(grads, found)
 
     def differentiate(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if args or set(kwargs) - {"retain_graph"}:
