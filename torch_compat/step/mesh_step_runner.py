@@ -259,7 +259,9 @@ class MeshStepRunner:
             self.model.params[parameter].requires_grad_(flag)
         for tensor, strides in step.strides.items():
             self.model.lay_out(tensor, strides)
-        if not (step.calls or step.effects or step.written):  # the many steps that leave nothing to do on the host
+        if not (
+            step.calls or step.effects or step.written or step.batch_changes
+        ):  # the many steps that leave nothing to do on the host
 
             def result() -> Any:
                 return self._kept(name, self._filler(step, outputs, batch, host_values), step.result.tree)
@@ -278,6 +280,9 @@ class MeshStepRunner:
         self._pending.add(calls)
         for leaf, value in step.written.items():
             fill.write(leaf, value)
+        for change in step.batch_changes:
+            assert batch.values is not None
+            change.make(batch.values.batch, functools.partial(self._kept, name, fill))
         if step.effects:
             if step.effects.hold_results:
                 self._pending.make_all()

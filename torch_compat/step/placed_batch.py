@@ -110,7 +110,7 @@ class BatchForms:
         form = self._forms.get(key)
         if form is None:
             form = self._forms[key] = _form(leaves, spec, placement)
-        return PlacedBatch(arrays, spec, form, BatchValues(leaves, self._gather(form)))
+        return PlacedBatch(arrays, spec, form, BatchValues(leaves, self._gather(form), batch))
 
     def holds(self, batch: PlacedBatch) -> bool:
         """Whether all tensors of a batch came from the host."""

@@ -590,9 +590,60 @@ def batches_written_to_in_place(run: Run) -> None:
 
 @case
 def batches_that_come_again_as_they_were_left(run: Run) -> None:
+    dicts = [as_dict(list(zip(x, y, strict=True))) for x, y in Batches().all]
+    run.fit(Rearranging("once"), run.trainer(max_epochs=3), DataLoader(dicts, batch_size=None))  # pyright: ignore[reportArgumentType]
+    run.note("dicts", [[float(one["in"][name].sum()) for name in "xz"] for one in dicts])
     data = Batches()
     run.fit(Writing("all"), run.trainer(max_epochs=3), DataLoader(data, batch_size=None))
     run.note("kept", [float(x.sum()) for x, _ in data.all])
+
+
+class Rearranging(Regression):
+    """Changes the dict that is its batch, and what is in it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.seen = how, list[Any]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch["in"]["x"], batch["y"]
+        if self.how == "swapped":
+            batch["in"]["x"], batch["y"] = y, x
+        elif self.how == "popped":
+            batch.pop("y")
+            del batch["in"]["x"]
+        elif self.how == "nested":
+            batch["in"]["x"] = x = (x - x.mean()) / x.std()
+            batch["more"] = [x.sum(), {"batch": batch_idx, "name": batch["meta"]["name"], "step": 2 * self.global_step}]
+            batch["meta"]["name"] = "b"
+            batch["list"].append(y)
+        elif "done" not in batch:
+            batch["done"] = True
+            batch["in"]["z"] = batch["in"]["x"] = x = x.mul_(0.5)
+        return super().training_step((x, y), batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        batch["x"] = batch["in"].pop("x") * 2
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(torch.utils._pytree.tree_map_only(Tensor, lambda one: float(one.sum()), batch))
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.on_train_batch_end(outputs, batch, batch_idx)
+
+
+def as_dict(rows: Any) -> dict[str, Any]:
+    x, y = torch.utils.data.default_collate(rows)
+    return {"in": {"x": x}, "y": y, "list": [x + 1], "meta": {"name": "a"}}
+
+
+@case
+def containers_of_the_batch_that_a_step_changes(run: Run) -> None:
+    for how in ("swapped", "popped", "nested", "once"):
+        model = Rearranging(how)
+        loaders = [run.loader(*regression_data(n), collate_fn=as_dict) for n in (32, 16)]
+        run.fit(model, run.trainer(max_epochs=2, num_sanity_val_steps=0), *loaders)
+        run.note(how, model.seen)
 
 
 @case

@@ -26,6 +26,7 @@ from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.guards.module_tensors import still_there
 from torch_compat.step.guards.parameter_hooks import hooks_of
+from torch_compat.step.host.batch_containers import BatchContainers
 from torch_compat.step.host.batch_texts import BatchTexts
 from torch_compat.step.host.batch_values import AskedValues
 from torch_compat.step.host.changing_numbers import ChangingNumbers
@@ -249,6 +250,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 recording.calls = trace.calls
                 texts = BatchTexts(tracer)
                 batch = texts.watch(inputs.spec.unflatten(leaves, texts.wrap_leaf))
+                containers = BatchContainers(batch, inputs.spec.others)
                 with inputs.reading(tracer, inputs.host_values):  # backward and the hooks of gradients read attributes, too
                     grads = spec.body(inputs, trace, values, batch, tracer)
             tracer.check_arrays()
@@ -267,7 +269,10 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                     if not leaf.requires_grad and world().process_count == 1:
                         trace.places.add(leaf, TensorSlot(index))
                 trace.assigned = [(one, name) for name, one in changed.items() if state.get(name) is not one]
-            trace.finish(recording, functools.partial(trace.template, batch=inputs.spec.others))
+            template = functools.partial(trace.template, batch=inputs.spec.others)
+            if trace.writes:
+                trace.changes = containers.changes(template)
+            trace.finish(recording, template)
             texts.finish()
             changed_flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != flags[n]})
             left_strides.update(_changed_strides(values, inputs.params))
@@ -320,6 +325,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         reshaped=reshaped,
         strides=left_strides,
         written=trace.written,
+        batch_changes=trace.changes,
         param_names=tuple(inputs.params),
         buffer_names=tuple(inputs.buffers),
         gradient_names=tuple(inputs.gradients),

@@ -10,6 +10,7 @@ import torch
 
 from torch_compat.step.effects.effects import Effects
 from torch_compat.step.effects.logged import LogEntry
+from torch_compat.step.host.batch_containers import BatchChange
 from torch_compat.step.host.calls import HostCall
 from torch_compat.step.host.scalar_plan import ScalarPlan
 from torch_compat.step.host.slots import ResultTemplate
@@ -42,6 +43,7 @@ class StepRun:
         reshaped: the buffers that have another shape after the step, with that.
         strides: the parameters and buffers that it leaves with others.
         written: index of each tensor of the batch that it writes to in place → that of the value which is its last.
+        batch_changes: what it changes in containers of the batch.
         param_names, buffer_names: of the state that is its input, in order.
         gradient_names: the parameters whose gradients are inputs.
         state_keys: the tensors of optimizers' states that are inputs.
@@ -66,6 +68,7 @@ class StepRun:
     reshaped: Mapping[str, tuple[int, ...]]
     strides: Mapping[str, Strides | None]
     written: Mapping[int, int]
+    batch_changes: Sequence[BatchChange]
     param_names: tuple[str, ...]
     buffer_names: tuple[str, ...]
     gradient_names: tuple[str, ...]

@@ -17,6 +17,7 @@ from torch_compat.step.effects.effects import Effects
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.effects.recorder import Recording, holds_traced
 from torch_compat.step.host.arrays import HostArray
+from torch_compat.step.host.batch_containers import BatchChange
 from torch_compat.step.host.batch_texts import path_of
 from torch_compat.step.host.calls import HostCall, HostCalls, is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
@@ -49,6 +50,7 @@ class StepTrace:
     places: Places = field(default_factory=Places)
     assigned: Sequence[tuple[torch.Tensor, str]] = ()  # tensors that became buffers, and their names
     written: dict[int, int] = field(default_factory=dict)  # index of a tensor of the batch that was written to → of its value
+    changes: Sequence[BatchChange] = ()
     writes: bool = True  # whether the user sees in the batch what the step has written to it
     keeps_own: bool = True  # whether tensors of the module and the batch are the user's own in the result and effects
     result: Any = None
@@ -151,7 +153,8 @@ class StepTrace:
         calls = "\n".join(f"{call.text} {describe((call.args, call.kwargs), {*there, *_streams(call)})}" for call in self.made)
         scalars = [*self.scalars.texts, *map(str, self.scalars.assumed)]
         parts = (self.logs.fingerprint(), self.effects.fingerprint(there), calls, scalars, self.optimizers.fingerprint())
-        return "\n".join([*map(str, parts), describe(self.result, there, kept=True), *self.places.texts])
+        kept = (self.result, *[(one.names, one.gone, one.put) for one in self.changes])
+        return "\n".join([*map(str, parts), *[describe(one, there, kept=True) for one in kept], *self.places.texts])
 
 
 def _streams(call: HostCall) -> Iterator[int]:

@@ -34,15 +34,23 @@ class BatchValues:
     Args:
         leaves: this process's rows.
         gather: ``(leaf, its index) -> `` the rows of all processes; None where these are all.
+        batch: the user's.
 
     Attributes:
+        batch: that.
         state: gives the value of a parameter or buffer before the step, None where that is not to be had; None: of none.
         takes_state: whether a step that is given this batch may ask for these.
     """
 
-    __slots__ = ("_found", "_gather", "_leaves", "_whole", "state", "takes_state")
+    __slots__ = ("_found", "_gather", "_leaves", "_whole", "batch", "state", "takes_state")
 
-    def __init__(self, leaves: Sequence[torch.Tensor], gather: Callable[[torch.Tensor, int], torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        leaves: Sequence[torch.Tensor],
+        gather: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
+        batch: Any = None,
+    ) -> None:
+        self.batch = batch
         self._leaves = leaves
         self._gather = gather
         self._whole: dict[int, torch.Tensor] = {}

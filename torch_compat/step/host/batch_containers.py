@@ -1,0 +1,115 @@
+"""Changes that a step makes in the containers of its batch: ``batch["x"] = …``, ``batch.pop("labels")``.
+
+A captured step has copies of them. What it changed there is changed in the user's own after each step, where hooks, and the
+next epoch of a dataset that keeps its batches, see it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import UserDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from torch_compat.step.host.batch_texts import TracedTexts
+from xlatrain.bridge.errors import CaptureError
+
+_Names = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchChange:
+    """A change of a container of the batch.
+
+    Attributes:
+        names: keys, indices and attributes that lead to it.
+        gone: of its entries.
+        put: new entries, with slots; a list has all of its entries here where it has another length.
+    """
+
+    names: _Names
+    gone: tuple[Any, ...]
+    put: dict[Any, Any]
+
+    def make(self, batch: Any, fill: Callable[[Any], Any]) -> None:
+        """Change the user's ``batch``; ``fill`` puts values into slots."""
+        container = batch
+        for name in self.names:
+            container = _held(container)[name]
+        put = fill(self.put)
+        if isinstance(container, list) and (self.gone or any(index >= len(container) for index in put)):
+            container[:] = put.values()
+        elif isinstance(container, list | dict | UserDict):
+            for name in self.gone:
+                del container[name]
+            for name, value in put.items():
+                container[name] = value
+        else:
+            for name in self.gone:
+                object.__delattr__(container, name)
+            for name, value in put.items():
+                object.__setattr__(container, name, value)
+
+
+class BatchContainers:
+    """The containers of the batch that a capture gives to a step.
+
+    Args:
+        batch: before the step.
+        others: leaves that are no tensors, which are the user's own.
+    """
+
+    def __init__(self, batch: Any, others: Sequence[Any]) -> None:
+        self._found = list(_containers(batch, (), {id(one) for one in others}))
+
+    def changes(self, template: Callable[[Any], Any]) -> list[BatchChange]:
+        """The changes until now.
+
+        Args:
+            template: puts slots into new entries.
+
+        Raises:
+            CaptureError: a container of the batch is at another place.
+        """
+        made = {id(container) for _, container, _ in self._found}
+        found = []
+        for names, container, before in self._found:
+            now = _held(container)
+            if now.keys() == before.keys() and all(now[name] is before[name] for name in now):
+                continue
+            gone = tuple(name for name in before if name not in now)
+            whole = isinstance(container, list) and len(now) != len(before)
+            put = {name: value for name, value in now.items() if whole or before.get(name, before) is not value}
+            if any(id(one) in made for one in pytree.tree_leaves(put, is_leaf=lambda one: id(one) in made)):
+                raise CaptureError(
+                    "the step puts a list, dict or object of its batch into another place of the batch; a compiled step has a "
+                    "copy of it. Put its tensors there, or make a new one"
+                )
+            found.append(BatchChange(names, gone, template(put)))
+        return found
+
+
+def _containers(value: Any, names: _Names, others: Collection[int]) -> Iterator[tuple[_Names, Any, dict[Any, Any]]]:
+    held = {} if id(value) in others else _held(value)
+    if held and not isinstance(value, tuple):
+        yield names, value, held
+    for name, child in held.items():
+        yield from _containers(child, (*names, name), others)
+
+
+def _held(value: Any) -> dict[Any, Any]:
+    """What is in a container by name; nothing in what is none. Asks no code of a subclass, which may note what is asked."""
+    if isinstance(value, UserDict):
+        value = value.data
+    if isinstance(value, torch.Tensor | TracedTexts):
+        return {}
+    if isinstance(value, dict):
+        return dict(dict.items(value))
+    if isinstance(value, list):
+        return dict(enumerate(list.__iter__(value)))
+    if isinstance(value, tuple):
+        return dict(enumerate(tuple.__iter__(value)))
+    return dict(vars(value)) if dataclasses.is_dataclass(value) and not isinstance(value, type) else {}
