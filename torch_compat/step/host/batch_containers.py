@@ -101,7 +101,7 @@ def _containers(value: Any, names: _Names, others: Collection[int]) -> Iterator[
 
 
 def _held(value: Any) -> dict[Any, Any]:
-    """What is in a container by name; nothing in what is none. Asks no code of a subclass, which may note what is asked."""
+    """Entries of a container by name, none of what is no container. Asks no code of a subclass, which may note what is asked."""
     if isinstance(value, UserDict):
         value = value.data
     if isinstance(value, torch.Tensor | TracedTexts):
