@@ -79,7 +79,7 @@ class CompiledFunction:
         if (host := self._host_parts.get(steps)) is None:
             host = self._host_parts[steps] = HostPart(model.optimizer_set, steps.model.replicate)
         bound = self._signature.bind(*args, **kwargs)
-        arguments = _Arguments(self._name, bound)
+        arguments = _Arguments(self._name, bound, type(self._fabric))
         placed = steps.place(arguments.batch)
         host_values = HostValues(HostNumbers(arguments.numbers, model.run.traced.readers))
 
@@ -175,7 +175,7 @@ class _Arguments:
         facts: all others, fingerprinted.
     """
 
-    def __init__(self, function: str, bound: inspect.BoundArguments) -> None:
+    def __init__(self, function: str, bound: inspect.BoundArguments, fabric: type) -> None:
         self._bound = bound
         self._prefix = f"argument of {function}: "  # a number's name among the host values
         bound.apply_defaults()
@@ -185,7 +185,7 @@ class _Arguments:
         for name, value in bound.arguments.items():
             if type(value) in (int, float):
                 self.numbers[self._prefix + name] = value
-            elif not isinstance(unwrap(value), (Module, Optimizer)) and flatten_batch(value)[0]:
+            elif not isinstance(unwrap(value), (Module, Optimizer, fabric)) and flatten_batch(value)[0]:
                 self.batch[name] = value
             else:
                 facts.append((f"the argument {name}", fingerprint(value)))

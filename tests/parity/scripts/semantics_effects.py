@@ -588,8 +588,30 @@ def batches_written_to_in_place(run: Run) -> None:
         run.note(how, model.seen)
 
 
+class Sample:
+    """A batch of a class of the user's own."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y, self.sums = x, y, {"none": 0.0}
+        self.names = [f"name {index}" for index in range(int(10 * x[0, 0].abs()) % 5 + 1)]
+
+
+class Annotating(Regression):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        batch.x = batch.x * 0.5
+        batch.mean, batch.index = batch.x.mean(), batch_idx
+        batch.sums["y"] = batch.y.sum()
+        batch.names[0] = "first"
+        batch.names.append("seen")
+        return super().training_step((batch.x, batch.y), batch_idx)
+
+
 @case
 def batches_that_come_again_as_they_were_left(run: Run) -> None:
+    samples = [Sample(x, y) for x, y in Batches().all]
+    run.fit(Annotating(), run.trainer(max_epochs=3), DataLoader(samples, batch_size=None))  # pyright: ignore[reportArgumentType]
+    sums = [[float(one) for one in (sample.x.sum(), sample.mean, sample.sums["y"])] for sample in samples]  # pyright: ignore[reportAttributeAccessIssue]
+    run.note("samples", [sums, [[*sample.names, sample.index] for sample in samples]])  # pyright: ignore[reportAttributeAccessIssue]
     dicts = [as_dict(list(zip(x, y, strict=True))) for x, y in Batches().all]
     run.fit(Rearranging("once"), run.trainer(max_epochs=3), DataLoader(dicts, batch_size=None))  # pyright: ignore[reportArgumentType]
     run.note("dicts", [[float(one["in"][name].sum()) for name in "xz"] for one in dicts])

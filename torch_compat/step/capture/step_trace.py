@@ -153,7 +153,7 @@ class StepTrace:
         calls = "\n".join(f"{call.text} {describe((call.args, call.kwargs), {*there, *_streams(call)})}" for call in self.made)
         scalars = [*self.scalars.texts, *map(str, self.scalars.assumed)]
         parts = (self.logs.fingerprint(), self.effects.fingerprint(there), calls, scalars, self.optimizers.fingerprint())
-        kept = (self.result, *[(one.names, one.gone, one.put) for one in self.changes])
+        kept = (self.result, *[(one.names, one.gone, one.put, one.added) for one in self.changes])
         return "\n".join([*map(str, parts), *[describe(one, there, kept=True) for one in kept], *self.places.texts])
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.host.batch_texts import TracedTexts
+from torch_compat.step.values.user_objects import is_user_object
 from xlatrain.bridge.errors import CaptureError
 
 _Names = tuple[Any, ...]
@@ -27,26 +28,30 @@ class BatchChange:
     Attributes:
         names: keys, indices and attributes that lead to it.
         gone: of its entries.
-        put: new entries, with slots; a list has all of its entries here where it has another length.
+        put: new entries, with slots; a list that has lost some has all of its entries here.
+        added: at the end of a list, with slots.
     """
 
     names: _Names
     gone: tuple[Any, ...]
     put: dict[Any, Any]
+    added: list[Any]
 
     def make(self, batch: Any, fill: Callable[[Any], Any]) -> None:
         """Change the user's ``batch``; ``fill`` puts values into slots."""
         container = batch
         for name in self.names:
             container = _held(container)[name]
-        put = fill(self.put)
-        if isinstance(container, list) and (self.gone or any(index >= len(container) for index in put)):
+        put, added = fill((self.put, self.added))
+        if isinstance(container, list) and self.gone:
             container[:] = put.values()
         elif isinstance(container, list | dict | UserDict):
             for name in self.gone:
                 del container[name]
             for name, value in put.items():
                 container[name] = value
+            if isinstance(container, list):
+                container += added
         else:
             for name in self.gone:
                 object.__delattr__(container, name)
@@ -72,7 +77,7 @@ class BatchContainers:
             template: puts slots into new entries.
 
         Raises:
-            CaptureError: a container of the batch is at another place.
+            CaptureError: a container of the batch is at another place, or a list of texts has lost some.
         """
         made = {id(container) for _, container, _ in self._found}
         found = []
@@ -81,14 +86,20 @@ class BatchContainers:
             if now.keys() == before.keys() and all(now[name] is before[name] for name in now):
                 continue
             gone = tuple(name for name in before if name not in now)
-            whole = isinstance(container, list) and len(now) != len(before)
-            put = {name: value for name, value in now.items() if whole or before.get(name, before) is not value}
+            is_list = isinstance(container, list)
+            put = {name: value for name, value in now.items() if (is_list and gone) or before.get(name, before) is not value}
+            if gone and type(container) is TracedTexts:
+                raise CaptureError(
+                    "the step takes entries out of a list of its batch that holds no tensors, which a compiled step does not "
+                    "follow: make a new list of those that stay"
+                )
             if any(id(one) in made for one in pytree.tree_leaves(put, is_leaf=lambda one: id(one) in made)):
                 raise CaptureError(
                     "the step puts a list, dict or object of its batch into another place of the batch; a compiled step has a "
                     "copy of it. Put its tensors there, or make a new one"
                 )
-            found.append(BatchChange(names, gone, template(put)))
+            added = [] if not is_list or gone else [put.pop(index) for index in range(len(before), len(now))]
+            found.append(BatchChange(names, gone, *template((put, added))))
         return found
 
 
@@ -104,7 +115,7 @@ def _held(value: Any) -> dict[Any, Any]:
     """Entries of a container by name, none of what is no container. Asks no code of a subclass, which may note what is asked."""
     if isinstance(value, UserDict):
         value = value.data
-    if isinstance(value, torch.Tensor | TracedTexts):
+    if isinstance(value, torch.Tensor):
         return {}
     if isinstance(value, dict):
         return dict(dict.items(value))
@@ -112,4 +123,5 @@ def _held(value: Any) -> dict[Any, Any]:
         return dict(enumerate(list.__iter__(value)))
     if isinstance(value, tuple):
         return dict(enumerate(tuple.__iter__(value)))
-    return dict(vars(value)) if dataclasses.is_dataclass(value) and not isinstance(value, type) else {}
+    of_user = is_user_object(value) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
+    return dict(vars(value)) if of_user and not isinstance(value, torch.nn.Module) else {}
