@@ -13,6 +13,7 @@ import torch
 
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
+from torch_compat.run.hook_calls import on_exception
 from torch_compat.run.states import TrainerFn, TrainerState, TrainerStatus
 from torch_compat.strategies.ddp_spawn import FakeQueue
 from torch_compat.trainer.devices import find_devices
@@ -64,8 +65,11 @@ def run_spawned(
         weights = os.path.join(folder, "weights.pt")
         try:
             output = strategy.spawn(_in_process, trainer, module, datamodule, fn, ckpt_path, weights_only, weights)
-        except BaseException:
+        except BaseException as exception:
             trainer.state.status = TrainerStatus.INTERRUPTED
+            on_exception(trainer, exception)  # of the callbacks here; those of the processes have been told there
+            for logger in trainer.loggers:
+                logger.finalize("failed")
             raise
         if (host := jax_host(module)) is not None:
             host.configure_model()  # what it makes has its values from the file

@@ -78,14 +78,24 @@ class Fails(Net):
         raise RuntimeError("this step cannot be computed")
 
 
+class Told(Callback):
+    def __init__(self) -> None:
+        self.exceptions: list[BaseException] = []
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.exceptions.append(exception)
+
+
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_a_childs_exception_comes_back_with_its_traceback() -> None:
-    one = trainer(strategy="ddp_spawn", devices=2)
+    told = Told()
+    one = trainer(strategy="ddp_spawn", devices=2, callbacks=[told])
     with pytest.raises(ProcessRaisedException, match="this step cannot be computed") as caught:
         one.fit(Fails(), loader())
     assert "-- Process" in str(caught.value) and "in training_step" in str(caught.value)
     assert multiprocessing.active_children() == [] and one.state.status == "interrupted"
+    assert told.exceptions == [caught.value]
 
 
 def with_index(process_idx: int, value: int) -> list[int]:
