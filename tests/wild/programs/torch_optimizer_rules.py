@@ -4,7 +4,7 @@ import lightning.pytorch as pl
 import recorder
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from torch_optimizer import LAMB, Lookahead, RAdam, Yogi
+from torch_optimizer import Lamb, Lookahead, RAdam, Yogi
 
 
 class Regression(pl.LightningModule):
@@ -29,7 +29,7 @@ for make in (
     lambda params: Yogi(params, lr=1e-2),
     lambda params: RAdam(params, lr=1e-2),
     lambda params: Lookahead(Yogi(params, lr=1e-2), k=3),
-    lambda params: LAMB(params, lr=1e-2),
+    lambda params: Lamb(params, lr=1e-2),
 ):
     recorder.seed()
     recorder.trainer(max_epochs=2).fit(Regression(make), loader)
