@@ -59,6 +59,19 @@ def backward_passes_in_a_backward(run: Run) -> None:
 
 
 @case
+def modules_moved_to_where_they_are(run: Run) -> None:
+    class Moving(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.net.to(batch[0].device).float().cpu()
+            weight = torch.linspace(0.5, 1.5, 3)
+            loss = nn.CrossEntropyLoss(weight).to(batch[0])(self.net(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+    run.fit(Moving(), run.trainer(max_epochs=1), run.loader(*class_data(64)))
+
+
+@case
 def a_backward_pass_in_the_step(run: Run) -> None:
     fit(run, BackwardInTheStep())
 

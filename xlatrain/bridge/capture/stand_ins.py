@@ -58,12 +58,24 @@ def class_of(tensor: torch.Tensor) -> type:
 
 @contextlib.contextmanager
 def as_parameters() -> Iterator[None]:
-    """In the block what stands for a parameter is one to ``isinstance``, also one of the user's own class of them."""
+    """In the block what stands for a parameter is one to ``isinstance``, also one of the user's own class of them.
+
+    ``module.to(device)``, ``.float()`` and their like do nothing where they change nothing: torch's read gradients, too.
+    """
     check: Any = _PARAMETERS.__instancecheck__
 
     def stands_for_one(kind: Any, value: Any) -> bool:
         original = stood_for(value)
         return check(kind, value) if original is None else issubclass(type(original), kind)
 
-    with patched([(_PARAMETERS, "__instancecheck__", stands_for_one)]):
+    apply: Any = torch.nn.Module._apply
+
+    def changing(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+        if getattr(fn, "__qualname__", "").startswith("Module."):  # torch's own, which may be called twice
+            with torch.no_grad():
+                if all(fn(one) is one for tensors in (module.parameters, module.buffers) for one in tensors(recurse)):
+                    return module
+        return apply(module, fn, recurse)
+
+    with patched([(_PARAMETERS, "__instancecheck__", stands_for_one), (torch.nn.Module, "_apply", changing)]):
         yield
