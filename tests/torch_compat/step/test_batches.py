@@ -13,6 +13,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from torch_compat.run.batches import first_batch_size, flatten_batch, map_tensors, take_rows
+from torch_compat.step.host.batch_containers import BatchContainers
 from xlatrain.bridge.tensors.host import as_numpy
 
 A, B, C = torch.zeros(4), torch.ones(4, 2), torch.full((4,), 2.0)
@@ -186,3 +187,26 @@ def test_numpy_of_tensors_that_are_not_plain() -> None:
     assert as_numpy(torch.arange(6).reshape(2, 3).T).tolist() == [[0, 3], [1, 4], [2, 5]]
     with pytest.raises(TypeError, match=r"torch\.sparse_coo tensor .* only dense tensors"):
         as_numpy(torch.eye(2).to_sparse())
+
+
+class Node:
+    """Knows itself, as parents and children know one another."""
+
+    def __init__(self) -> None:
+        self.next, self.count = self, 0
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_changes_of_a_batch_whose_objects_go_round_in_a_circle(carried: bool) -> None:
+    node, meta = Node(), dict[str, Any]()
+    meta["node"] = node
+    containers = BatchContainers({"x": A, "meta": meta}, [node] if carried else [])
+    meta["name"] = "a"
+    node.count = 3
+    found = containers.changes(lambda tree: tree)
+    expected = [(("meta",), {"name": "a"})] + ([] if carried else [(("meta", "node"), {"count": 3})])
+    assert [(one.names, one.put) for one in found] == expected
+    own = {"x": A, "meta": {"node": Node()}}
+    for one in found:
+        one.make(own, lambda tree: tree)
+    assert own["meta"]["name"] == "a" and own["meta"]["node"].count == (0 if carried else 3)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -68,7 +68,9 @@ class BatchContainers:
     """
 
     def __init__(self, batch: Any, others: Sequence[Any]) -> None:
-        self._found = list(_containers(batch, (), {id(one) for one in others}))
+        met: set[int] = set()
+        list(_containers(others, (), met))  # the step has the very objects: what it does with them is followed elsewhere
+        self._found = list(_containers(batch, (), met))
 
     def changes(self, template: Callable[[Any], Any]) -> list[BatchChange]:
         """The changes until now.
@@ -103,12 +105,15 @@ class BatchContainers:
         return found
 
 
-def _containers(value: Any, names: _Names, others: Collection[int]) -> Iterator[tuple[_Names, Any, dict[Any, Any]]]:
-    held = {} if id(value) in others else _held(value)
+def _containers(value: Any, names: _Names, met: set[int]) -> Iterator[tuple[_Names, Any, dict[Any, Any]]]:
+    """Names, container and entries of each, but of those whose ids are in ``met``: objects may know one another in a circle."""
+    held = {} if id(value) in met else _held(value)
+    if held:
+        met.add(id(value))
     if held and not isinstance(value, tuple):
         yield names, value, held
     for name, child in held.items():
-        yield from _containers(child, (*names, name), others)
+        yield from _containers(child, (*names, name), met)
 
 
 def _held(value: Any) -> dict[Any, Any]:
