@@ -128,6 +128,14 @@ def fills_set(parts: Parts, n: int) -> None:
 
 
 @feature
+def changes_batch(parts: Parts, n: int) -> None:
+    of_one_loader = f"b{n} = batch['a'] if isinstance(batch, dict) else batch"
+    parts.step.append(f"{of_one_loader}\nx.mul_(0.9)\nb{n}[1] = y * 1.1\nb{n}.append(batch_idx)")
+    seen = f"[float(b{n}[0].sum()), float(b{n}[1].sum()), len(b{n}), b{n}[-1]]"
+    parts.hook("on_train_batch_end", f"{of_one_loader}\nSEEN.append({seen})")
+
+
+@feature
 def keeps_best(parts: Parts, n: int) -> None:
     parts.init.append(f"self.register_buffer('best{n}', torch.full((), 1e9))")
     parts.after.append(f"self.best{n} = torch.minimum(self.best{n}, loss.detach())")
