@@ -6,7 +6,7 @@ import contextlib
 import functools
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from torch_compat.core.datamodule import LightningDataModule
@@ -201,7 +201,7 @@ def _prepare_data(trainer: Trainer) -> None:
     trainer.strategy.barrier("prepare_data")
 
 
-def _run_placed(trainer: Trainer, checkpoint: Mapping[str, Any] | None) -> Any:
+def _run_placed(trainer: Trainer, checkpoint: dict[str, Any] | None) -> Any:
     """The rest of a run, once the model is on the mesh."""
     fitting = trainer.state.fn == TrainerFn.FITTING
     trainer.metric_log.clear()

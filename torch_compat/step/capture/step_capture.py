@@ -272,7 +272,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             template = functools.partial(trace.template, batch=inputs.spec.others)
             if trace.writes:
                 trace.changes = containers.changes(template)
-            trace.finish(recording, template)
+            trace.finish(recording, inputs.spec.others)
             texts.finish()
             changed_flags.update({n: v.requires_grad for n, v in values.items() if v.requires_grad != flags[n]})
             left_strides.update(_changed_strides(values, inputs.params))

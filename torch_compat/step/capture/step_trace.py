@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,12 +121,13 @@ class StepTrace:
         self.values.append(leaf.detach())
         self.graphs.append(False)
 
-    def finish(self, recording: Recording, template: Callable[[Any], Any]) -> None:
+    def finish(self, recording: Recording, batch: Sequence[Any]) -> None:
         """Put slots into everything that outlives the capture.
 
         Raises:
             CaptureError: something in it cannot be repeated after every step.
         """
+        template = functools.partial(self.template, batch=batch)
         self.calls.check_refused()
         self.result = self.places.tied(self.result, template(recording.with_objects(self.result)))
         returned = len(self.places.stored)

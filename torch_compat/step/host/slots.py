@@ -177,7 +177,7 @@ class Places:
             self._templates[id(value)] = (len(self._templates), value, template)
         elif type(value) is not tuple:
             return template
-        if isinstance(value, set):  # no tree, so that each step would give the very same one
+        if isinstance(value, set) or isinstance(template, set):  # both; no tree, so that each step would give the very same one
             self.shared.add(id(template))
             return template
         if isinstance(value, tuple):

@@ -145,7 +145,9 @@ def _config(entry: Any, monitor: str | None, module: LightningModule) -> LRSched
             category=RuntimeWarning,
         )
     plateau = isinstance(entry["scheduler"], ReduceLROnPlateau)
-    config = LRSchedulerConfig(**{"reduce_on_plateau": plateau} | {key: value for key, value in entry.items() if key in known})
+    given: dict[str, Any] = {"reduce_on_plateau": plateau}
+    given.update((key, value) for key, value in entry.items() if key in known)
+    config = LRSchedulerConfig(**given)
     config.monitor = config.monitor or (monitor if config.reduce_on_plateau and not of_dict else None)
     _check(config, module, of_dict=of_dict)
     return config

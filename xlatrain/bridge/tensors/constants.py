@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 
 import numpy as np
@@ -23,9 +22,16 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray | None:
     with _disable_current_modes():  # a step may be running on fake tensors
         dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
         # Without Tensor.numpy(), after which torch no longer lets the tensor be resized.
-        memory = (ctypes.c_uint8 * (dense.numel() * dense.element_size())).from_address(dense.data_ptr())
-        memory.of = dense  # which may be a copy
-        return np.frombuffer(memory, np.uint8)
+        return np.asarray(_Memory(dense))
+
+
+class _Memory:
+    """The memory of a dense tensor, which may be a copy that nobody else keeps, for numpy: uint8[n]."""
+
+    def __init__(self, dense: torch.Tensor) -> None:
+        self._tensor = dense
+        size = dense.numel() * dense.element_size()
+        self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (dense.data_ptr(), False), "version": 3}
 
 
 def contents_of(tensor: torch.Tensor) -> str:

@@ -86,7 +86,8 @@ def _index_add(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule_of("scatter_add scatter_add_ scatter_reduce scatter_reduce_")
 def _scatter(func: Any, args: Any, kwargs: Any) -> Any:
-    x, dim, index, source, *reduce = args if len(args) > 3 else (*args, None, None)
+    given: tuple[Any, ...] = args if len(args) > 3 else (*args, None, None)
+    x, dim, index, source, *reduce = given
     reduce = reduce[0] if reduce else kwargs.get("reduce", "sum")
     if (
         not _go_to(x, index, source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import torch
 
@@ -27,6 +27,18 @@ RULES: dict[Any, Rule] = {}
 
 REPLACED: dict[Any, Any] = {}
 """By function that takes the place of one of torch's for a time: torch's."""
+
+
+class LaterNumber(Protocol):
+    """A number that Python asked a tensor for, which only the running step may know."""
+
+    def stays_a_number(self) -> bool:
+        """Whether only the running step knows it."""
+        ...
+
+    def as_count(self) -> Any:
+        """The number as one that is often 0."""
+        ...
 
 
 class MaskedRows(torch.Tensor):
@@ -77,8 +89,8 @@ class MaskedRows(torch.Tensor):
         if found is None:
             with contextlib.suppress(BridgeError):
                 found = self.valid.sum().item()
-            unknown = hasattr(type(found), "as_count") and found.stays_a_number()
-            found = self.valid._count = found.as_count() if unknown else NotImplemented  # pyright: ignore[reportAttributeAccessIssue]
+            count = found.as_count() if _comes_later(found) and found.stays_a_number() else NotImplemented
+            found = self.valid._count = count  # pyright: ignore[reportAttributeAccessIssue]
         return found
 
     def _index(self) -> tuple[Any, ...]:
@@ -127,6 +139,10 @@ _VALUES = frozenset(
         *("__format__", "__repr__", "__str__"),
     )
 )
+
+
+def _comes_later(value: object) -> TypeGuard[LaterNumber]:
+    return hasattr(type(value), "as_count")
 
 
 def _by(rule: Rule, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

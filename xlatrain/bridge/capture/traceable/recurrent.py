@@ -174,7 +174,7 @@ def _scanned_lstm(original: Callable[..., Any]) -> Callable[..., Any]:
             _, (h0, c0), params, *rest = args
             x, h0, c0, *params = _autocast(found[0], h0, c0, *params)
             if len(params) == _tensors(*rest):
-                y, *states = _layers("lstm", x, h0, c0, params, *rest, False, found[1])
+                y, *states = _layers("lstm", x, h0, c0, params, *rest, batch_first=False, valid=found[1])
                 return packed_rows(y, found[1]), *states
         if not _is_plain(args) or len(args[1]) != _tensors(*args[2:]):
             return original(x, *args)  # projections
@@ -207,7 +207,7 @@ def _scanned(cell: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if _is_packed(args) and (found := padded_rows(x, args[0])) is not None:
             _, h0, params, *rest = args
             x, h0, *params = _autocast_on_a_gpu(found[0], h0, *params)
-            y, states, _ = _layers(cell, x, h0, h0[..., :0], params, *rest, False, found[1])
+            y, states, _ = _layers(cell, x, h0, h0[..., :0], params, *rest, batch_first=False, valid=found[1])
             return packed_rows(y, found[1]), states
         if not _is_plain(args):
             return original(x, *args)
