@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
@@ -29,15 +30,12 @@ def patched(patches: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
             if not hasattr(owner, name):
                 raise AttributeError(_missing(owner, name))
             own = _own(owner, name)
-            setattr(owner, name, value)
+            _put(owner, name, value)
             saved.append((owner, name, own))
         yield
     finally:
         for owner, name, value in reversed(saved):
-            if value is _NOTHING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+            _put(owner, name, value)
         _STANDING.subtract(standing)
 
 
@@ -52,6 +50,38 @@ def _own(owner: Any, name: str) -> Any:
     return vars(owner).get(name, _NOTHING)
 
 
+def _put(owner: Any, name: str, value: Any) -> None:
+    no_sequence = name == "__getitem__" and isinstance(owner, type) and not _slot(owner, _SQ_ITEM)
+    if value is _NOTHING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
+    if no_sequence:
+        _make_no_sequence(owner, name)
+
+
+def _make_no_sequence(owner: type, name: str) -> None:
+    """Make a class and those that inherit ``name`` of it again what they were in C: mappings, and no sequences.
+
+    Python makes a class a sequence with the first ``__getitem__`` that it is given, and leaves it one when that is taken away.
+    ``torch.tensor([a, b])`` asks for the length of what is a sequence, which a tensor of no dimension does not have.
+    """
+    for kind in owner.__subclasses__():
+        if name not in vars(kind):
+            _make_no_sequence(kind, name)
+    found = _slot(owner, _SQ_ITEM)
+    methods = ctypes.c_void_p.from_address(id(owner) + object.__basicsize__ + _AS_SEQUENCE * _POINTER).value
+    item = methods and ctypes.c_void_p.from_address(methods + _ITEM * _POINTER)
+    if found and item and item.value == found:  # in another Python these may lie elsewhere
+        item.value = None
+
+
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
+_SQ_ITEM = 44
+"""The number of the slot in Python's stable interface."""
+_AS_SEQUENCE, _ITEM = 11, 3
+"""Places of ``tp_as_sequence`` in a type, after the head of an object, and of ``sq_item`` there."""
+_slot = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_int)(("PyType_GetSlot", ctypes.pythonapi))
 _STANDING: collections.Counter[int] = collections.Counter()
 """The ids of what stands in some place now; the patches hold them."""
 _NOTHING = object()

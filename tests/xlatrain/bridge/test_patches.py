@@ -85,3 +85,30 @@ def test_a_capture_leaves_nothing_on_torchs_classes() -> None:
     before = [dict(vars(kind)) for kind in kinds]
     capture(lambda x: x.cos().sum(), torch.ones(3))
     assert [dict(vars(kind)) for kind in kinds] == before
+
+
+def test_a_list_of_tensors_is_a_tensor_during_and_after_a_patch_of_their_entries() -> None:
+    class Given(torch.Tensor):
+        def __getitem__(self, index: Any) -> Any:
+            return index
+
+    def numbers(*kinds: type[torch.Tensor]) -> list[torch.Tensor]:
+        return [
+            torch.tensor(3),
+            torch.nn.Parameter(torch.tensor(1.0), requires_grad=False),
+            *(torch.tensor(5).as_subclass(one) for one in kinds),
+        ]
+
+    take = torch.Tensor.__getitem__
+    with patched([(torch.Tensor, "__getitem__", lambda x, index: take(x, index) + 1)]):
+        with patched([(torch.Tensor, "__getitem__", lambda x, index: take(x, index) + 2)]):
+            assert torch.ones(3)[1] == 3
+        assert torch.ones(3)[1] == 2
+
+        class Inheriting(torch.Tensor):
+            pass
+
+        assert torch.tensor(numbers()).tolist() == [3, 1]
+    assert torch.tensor(numbers(Inheriting)).tolist() == [3, 1, 5]
+    assert torch.ones(3)[1] == 1 and torch.ones(3).as_subclass(Given)[1] == 1
+    assert [entry.tolist() for entry in torch.ones(2).as_subclass(Inheriting)] == [1, 1]
