@@ -293,6 +293,7 @@ EAGER_CASES = {
     "arrays_drawn_by_numpy_that_tensors_share": "drawn at random",
     "writes_to_a_slice_whose_place_is_drawn": "x[:, start : start + 2].mul_(2.0)",
     "what_cached_functions_do_besides": "keeps its results",
+    "makes_modules_and_parameters_in_the_step": "in __init__ or configure_model",
     "uses_a_slice_whose_tensor_was_written_to": "part = x[:, start : start + 2].T",
 }
 

@@ -357,6 +357,43 @@ def uses_a_slice_whose_tensor_was_written_to(run: Run) -> None:
 
 
 @case
+def makes_modules_and_parameters_in_the_step(run: Run) -> None:
+    """What the step makes is the module's own from then on, with the values that it was made with."""
+
+    class Making(Regression):
+        def __init__(self, where: str) -> None:
+            super().__init__()
+            self.where, self.kept, self.made = where, {}, None
+            self.seen: list[Any] = []
+
+        def make(self, width: int) -> torch.nn.Module:
+            if self.where == "forward":
+                self.made = self.made or torch.nn.Linear(width, width)
+                return self.made
+            if self.where == "dict" and "layer" in self.kept:
+                return self.kept["layer"]
+            if self.where == "parameter":
+                self.layer.weight = torch.nn.Parameter(self.layer.weight.detach() * 0.9)
+            self.kept["layer"] = torch.nn.Linear(width, width)
+            return self.kept["layer"]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x = torch.tanh(self.make(batch[0].shape[1])(batch[0]))
+            loss = super().training_step((x, batch[1]), batch_idx)
+            return {"loss": loss, "made": self.kept if self.where == "result" else None}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            made = (outputs["made"] or self.kept).get("layer", self.made)
+            self.seen.append([made.weight.sum(), self.layer.weight.sum()])
+
+    for where in ("forward", "dict", "parameter", "result"):
+        model = Making(where)
+        torch.manual_seed(1)
+        fit(run, model)
+        run.note(where, model.seen)
+
+
+@case
 def a_backward_pass_in_the_step_while_gradients_accumulate(run: Run) -> None:
     fit(run, BackwardInTheStep(), accumulate_grad_batches=2)
 

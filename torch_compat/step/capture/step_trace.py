@@ -129,6 +129,7 @@ class StepTrace:
         """
         template = functools.partial(self.template, batch=batch)
         self.calls.check_refused()
+        recording.refuse_made(self.result, "its result")
         self.result = self.places.tied(self.result, template(recording.with_objects(self.result)))
         returned = len(self.places.stored)
         self.differentiable = tuple(index for index in indices_of_values(self.result) if self.graphs[index])

@@ -173,6 +173,8 @@ class Recording:
     _buffers: list[tuple[ObjectPath, torch.nn.Module, dict[str, Any], Collection[str]]] = field(default_factory=list)
     _hooks: list[tuple[ObjectPath, torch.nn.Module, dict[str, dict[int, Any]]]] = field(default_factory=list)
     _registered: list[str] = field(default_factory=list)
+    _tensors: list[tuple[ObjectPath, torch.nn.Module, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    _replaced: list[str] = field(default_factory=list)
     _of_library: set[ObjectPath] = field(default_factory=set)
     _packages: set[str] = field(default_factory=set)
     _made: set[tuple[ObjectPath, Any]] = field(default_factory=set)
@@ -238,6 +240,7 @@ class Recording:
             outside = {key: held for key, held in value._buffers.items() if key not in own}
             self._buffers.append((place, value, outside, own))
             self._hooks.append((place, value, {name: dict(value.__dict__[name]) for name in HOOKS if value.__dict__.get(name)}))
+            self._tensors.append((place, value, dict(value._parameters), dict(value._modules)))
             self._see(place.then("attr", "_non_persistent_buffers_set"), value._non_persistent_buffers_set, known, depth + 1)
             for key, child in value._modules.items():
                 if child is not None and not is_metric_or_collection(child):  # theirs are host calls
@@ -275,6 +278,9 @@ class Recording:
         for place, module, before in self._hooks:
             for name in HOOKS:
                 self._finish_hooks(place, module.__dict__.get(name) or {}, before.get(name, {}))
+        for place, module, parameters, children in self._tensors:
+            self._finish_tensors(place, module._parameters, parameters, _is_parameter)
+            self._finish_tensors(place, module._modules, children, self._is_made)
         self._changes = [change for change in self._changes if not _is_in_cache(*change[1:3])]
 
     def _finish_buffers(
@@ -293,6 +299,34 @@ class Recording:
             else:
                 del buffers[key]
                 self._made.add((place, key))
+
+    def _finish_tensors(
+        self, place: ObjectPath, now: dict[str, Any], before: dict[str, Any], ends: Callable[[Any], bool]
+    ) -> None:
+        """Find parameters and modules that the step put there, which would stay without values."""
+        changed = [key for key in {**before, **now} if now.get(key) is not before.get(key)]
+        if made := [key for key in changed if ends(now.get(key))]:
+            self._replaced += [str(place.then("attr", key)) for key in made]
+            now.clear()
+            now.update(before)
+
+    def _is_made(self, value: Any) -> bool:
+        """Whether the step made a module that has tensors of its own, or one that holds such."""
+        if not isinstance(value, torch.nn.Module) or is_metric_or_collection(value):
+            return False
+        made = [one for one in value.modules() if id(one) not in self.there_before]
+        held = [tensor for one in made for tensor in (*one._parameters.values(), *one._buffers.values())]
+        return any(is_traced(tensor) and not is_live(tensor) for tensor in held)
+
+    def refuse_made(self, tree: Any, where: str) -> None:
+        """Raises:
+        CaptureError: the step keeps or gives away a module that it has made, whose tensors have no values.
+        """
+        if (made := next(filter(self._is_made, pytree.tree_leaves(tree)), None)) is not None:
+            raise CaptureError(
+                f"the step makes a {type(made).__qualname__} and keeps it in {where}, whose tensors a compiled step would make "
+                "only once. Make it in __init__ or configure_model, where its parameters get an optimizer too"
+            )
 
     def _finish_hooks(self, place: ObjectPath, now: dict[int, Any], before: dict[int, Any]) -> None:
         """Find hooks that the step has registered on a module, or removed, and left so."""
@@ -364,6 +398,11 @@ class Recording:
                 f"the step registers a hook on {self._registered[0]}, or removes one, and leaves it so, which a compiled step "
                 "would do only once. Remove it again in the same step, or do it in a hook such as on_train_batch_start"
             )
+        if self._replaced:
+            raise CaptureError(
+                f"the step makes {self._replaced[0]}, or replaces it, which a compiled step would do only once, without its "
+                "values. Make modules and parameters in __init__ or configure_model, where they get an optimizer too"
+            )
         if self._drawn:
             refusal = (
                 f"the step {self._drawn[0]}, which a compiled step would do only once. Draw with "
@@ -434,6 +473,7 @@ class Recording:
         return ObjectSlot(str(place), value)
 
     def _template(self, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
+        self.refuse_made(value, f"{place}{'' if key is None else f' ({key!r})'}")
         for leaf in pytree.tree_leaves(value):
             if holds_traced(leaf):
                 raise CaptureError(
@@ -470,6 +510,11 @@ def _known_set(place: ObjectPath, entries: set[Any] | frozenset[Any]) -> set[Any
             "in a list, or do it in a hook such as on_train_batch_end"
         )
     return known
+
+
+def _is_parameter(value: Any) -> bool:
+    """Whether it is a parameter: fastai's WeightDrop puts a plain tensor in the place of one for the time of a step."""
+    return isinstance(value, torch.nn.Parameter)
 
 
 def _is_of_the_step(value: Any) -> bool:
