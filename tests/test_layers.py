@@ -179,7 +179,12 @@ def test_packages_of_the_facade_form_layers() -> None:
 
 FOLDERS = {
     "torch_compat.step": (
-        *("attended gradients kept_graphs materialize planned recompilation values", "host", "metrics placed_batch", "effects"),
+        *(
+            "attended gradients host_gradients kept_graphs materialize planned recompilation values",
+            "host",
+            "metrics placed_batch",
+            "effects",
+        ),
         *("guards", "optimizers", "capture carried model_state", "buckets step_programs"),
         *("index_looks outcome placed_optimizers program_cache programs", "kept_steps", "mesh_run", "run_context step_runner"),
         *("batch_pass circumstances compile_notice device_memory mesh_state step_services update", "program_builder"),

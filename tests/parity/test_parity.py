@@ -279,6 +279,8 @@ EAGER_CASES = {
     "second_loader_by_hand": "self.unlabeled",
     "sparse_gradients_of_an_embedding": "nn.Embedding with sparse=True",
     "a_buffer_becomes_double_between_hooks": "self.grown",
+    "parameters_are_replaced_in_the_step": "replaces the parameter self.sizes",
+    "a_parameter_is_made_in_the_step": "makes the parameter self.scale",
     "a_buffer_grows_in_validation": "self.grown",
     "inside_the_closure_of_an_optimizer_step": "COUNTED",
     "inside_a_closure_while_gradients_accumulate": "COUNTED",

@@ -6,14 +6,12 @@ import contextlib
 import functools
 import os
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_compat.fabric.steps import FabricSteps
@@ -72,7 +70,6 @@ class MeshModel:
         self._indices: MutableMapping[Optimizer, int] = WeakIdKeyDictionary()
         self._unsupported: MutableMapping[Optimizer, str] = WeakIdKeyDictionary()
         self._entry: dict[str, Any] | None = None
-        self._anchors: list[Any] = []
         self._replicas: ReplicaCheck | None = None
         self.whole: WholeBatches | None = None
         if self.on_host and strategy.layout.processes > 1:
@@ -179,7 +176,6 @@ class MeshModel:
             with torch._C.DisableTorchFunctionSubclass():
                 model.params[name].grad = None
             model.params[name].grad = grad
-        self._anchors = [_anchor(param, self._take_host_gradient) for param in model.params.values() if param.is_floating_point()]
         run.follow()
         self._entry = run.steps.log.run("fabric", "compiled", strategy.mesh, self._precision.precision)
         report.add_run(self._entry)
@@ -231,22 +227,6 @@ class MeshModel:
         self._entry.update(log.run("fabric", "eager" if self.on_host else "compiled", mesh, self._precision.precision))
         report.write()
 
-    def _take_host_gradient(self, param: Tensor) -> None:
-        """Host autograd has reached a parameter: it was used outside of the calls of modules (a penalty on weights)."""
-        live = getattr(param, "_live", None)
-        if live is None or self._run is None or live[0] is not self._run.model.live:
-            return  # in a captured step the traced value stands for it
-        with torch._C.DisableTorchFunctionSubclass():
-            grad, param.grad = param.grad, None
-        if self._strategy.layout.processes > 1:
-            raise RuntimeError(
-                f"parameter {live[1]!r} was used outside of the module's forward, and its gradient was computed on this process "
-                "alone. Compute with it in forward, in a method that model.mark_forward_method(…) names, or in a step that "
-                "fabric.compile compiles"
-            )
-        shown = param.grad
-        param.grad = grad if shown is None else shown + grad
-
     # -- the optimizers' state -------------------------------------------------------------------------------------
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -272,9 +252,6 @@ class MeshModel:
         run.stop_following()
         self.update_report()
         run.model.push_writes()
-        for anchor in self._anchors:
-            anchor.remove()
-        self._anchors = []
         with_gradients(run.model, run.release)
         self._run = None
         self._indices.clear()
@@ -313,24 +290,3 @@ class _Modules(Module):
 
 def _alive(held: list[weakref.ref[_T]]) -> list[_T]:
     return [one for reference in held if (one := reference()) is not None]
-
-
-def _anchor(param: Tensor, method: Callable[[Tensor], None]) -> RemovableHandle:
-    """A hook where host autograd reaches a parameter, which may be frozen for now: torch refuses those otherwise."""
-    with torch._C.DisableTorchFunctionSubclass():
-        flag = param.requires_grad
-        try:
-            return param.requires_grad_().register_post_accumulate_grad_hook(_weakly(method))
-        finally:
-            param.requires_grad_(flag)
-
-
-def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """A hook that does not keep the object of ``method``: torch holds hooks where Python's collector cannot see them."""
-    reference = weakref.WeakMethod(method)
-
-    def hook(param: Tensor) -> None:
-        if (found := reference()) is not None:
-            found(param)
-
-    return hook

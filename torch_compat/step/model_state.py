@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch_compat.step.gradients import VisibleGradients
 from torch_compat.step.guards.module_structure import changes, note_change
 from torch_compat.step.guards.module_tensors import ModuleTensors
+from torch_compat.step.host_gradients import HostGradients
 from torch_compat.step.materialize import detach_sources, place_tensors
 from torch_compat.step.metrics.calls import metric_modules
 from torch_compat.step.optimizers.frozen_update import FrozenInit
@@ -26,7 +27,7 @@ from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
 from xlatrain.bridge.tensors.host_copies import is_alone
-from xlatrain.bridge.tensors.live import LazyTensor, LiveTensors, lazy_tensor, live_array
+from xlatrain.bridge.tensors.live import LazyTensor, LiveTensors, is_live, lazy_tensor, live_array
 from xlatrain.bridge.tensors.strides import Strides, strides_of
 from xlatrain.cluster import distributed
 from xlatrain.host.host_memory import available_host_memory
@@ -101,6 +102,7 @@ class ModelState:
         self._changes = changes()
         self._unlike: str | None = None  # why a tensor that was assigned cannot take its place
         self.shapes_changed = 0  # how often a buffer got another shape
+        self._host_gradients = HostGradients(self.params.values(), self._add_host_gradient)
         if self._multiprocess:
             self.live.advance()  # the values on the mesh are process 0's: every host reads these from now on
 
@@ -413,6 +415,23 @@ class ModelState:
         self.differentiated -= {name}
         self._visible_gradients().set(name, grad)
 
+    def _add_host_gradient(self, param: torch.Tensor, grad: torch.Tensor) -> None:
+        """Add to what ``p.grad`` shows what autograd of the host has left in a parameter, as torch does."""
+        name = self.name_of(param)
+        if name is None or not is_live(param):
+            return  # in a captured step the traced value stands for it
+        with torch._C.DisableTorchFunctionSubclass():
+            param.grad = None
+        if self._multiprocess:
+            raise RuntimeError(
+                f"parameter {name!r} was used outside of a step, and its gradient was computed on this process alone. Compute "
+                "with it in the step (of a Fabric: in forward, in a method that model.mark_forward_method(…) names, or in a "
+                "function that fabric.compile compiles), or with torch.autograd.grad"
+            )
+        if name not in self.differentiated:  # else the sum cannot be shown, and reading it says so
+            shown = self._visible_gradients().read(name)
+            self._visible_gradients().set(name, grad if shown is None else shown + grad)
+
     def _visible_gradients(self) -> VisibleGradients:
         """The gradients that ``p.grad`` shows: in the hooks of a step its own, outside of a step those accumulated so far."""
         if self.grads is None:
@@ -475,6 +494,7 @@ class ModelState:
         Then the module's tensors are read from the mesh, one at a time, and another run takes them over. The names of those
         whose values are lost are given, which only a step that ``failed`` can cause.
         """
+        self._host_gradients.stop()
         if to_host:
             return self.live.release(failed=failed)
         self.state = replace(self.state, opt_state={}, accumulated={})

@@ -13,7 +13,7 @@ import torch
 from basics import Regression
 from recording import Run, case, main
 from semantics_models import BackwardInTheStep, fit
-from torch import Tensor
+from torch import Tensor, nn
 
 COUNTED = contextvars.ContextVar("COUNTED", default=0)
 
@@ -396,6 +396,44 @@ def makes_modules_and_parameters_in_the_step(run: Run) -> None:
 @case
 def a_backward_pass_in_the_step_while_gradients_accumulate(run: Run) -> None:
     fit(run, BackwardInTheStep(), accumulate_grad_batches=2)
+
+
+class MovingCodebook(Regression):
+    """A codebook with running means, which are new parameters in each step; the optimizer has those of the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = nn.Parameter(torch.ones(4))
+        self.codes = nn.Embedding(4, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        out = self(batch[0])
+        nearest = torch.cdist(out, self.codes.weight).argmin(1)
+        chosen = nn.functional.one_hot(nearest, 4).float()
+        self.sizes = nn.Parameter(0.9 * self.sizes + 0.1 * chosen.sum(0))
+        self.codes.weight = nn.Parameter(0.9 * self.codes.weight + 0.1 * (chosen.t() @ out) / self.sizes.unsqueeze(1))
+        return super().training_step(batch, batch_idx) + 0.1 * (out - self.codes.weight.detach()[nearest]).square().mean()
+
+
+@case
+def parameters_are_replaced_in_the_step(run: Run) -> None:
+    fit(run, MovingCodebook(), val=True)
+
+
+@case
+def a_parameter_is_made_in_the_step(run: Run) -> None:
+    class Scaled(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if not hasattr(self, "scale"):
+                self.scale = nn.Parameter(torch.full((2,), 0.5))
+            return (self(batch[0]) * self.scale - batch[1]).square().mean()
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            names.append([name for name, _ in self.named_parameters()])
+
+    names: list[Any] = []
+    fit(run, Scaled())
+    run.note("names", names)
 
 
 if __name__ == "__main__":

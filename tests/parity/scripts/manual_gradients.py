@@ -66,6 +66,48 @@ def gradients_read_and_written(run: Run) -> None:
     run.note("gradients", seen)
 
 
+@case
+def a_backward_pass_in_a_hook(run: Run) -> None:
+    """Gradients over all batches, for a diagnosis: the last are there for the next step, where nobody clears them."""
+
+    class Diagnosed(Manual):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            loss = self.loss(batch)
+            self.manual_backward(loss)
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+        def on_train_epoch_end(self) -> None:
+            for number, batch in enumerate(self.trainer.train_dataloader):
+                if number == 2:
+                    self.zero_grad()
+                self.loss(batch).backward()
+                seen.append(gradients_of(self))
+
+    seen: list[Any] = []
+    fit(run, Diagnosed())
+    run.note("gradients", seen)
+
+
+@case
+def a_backward_pass_in_a_hook_of_automatic_optimization(run: Run) -> None:
+    class Diagnosed(Regression):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.zero_grad()
+            self.loss(batch).square().backward()
+            self.loss(batch).backward()
+            seen.append(gradients_of(self))
+
+        def on_after_backward(self) -> None:
+            if self.global_step > 3:
+                self.layer.weight.square().sum().backward()  # added to those of the step
+                seen.append(gradients_of(self))
+
+    seen: list[Any] = []
+    fit(run, Diagnosed())
+    run.note("gradients", seen)
+
+
 def clamp_gradient(parameter: Tensor) -> None:
     parameter.grad.clamp_(-0.1, 0.1)
 
