@@ -328,6 +328,18 @@ def test_one_program_whatever_masks_select(script: str, case: str, backend: Back
     assert [entry["captures"] for entry in runs_of(script).entries(backend, case)] == [1]
 
 
+# What the first step stores makes a program for it and one for the others, with validation two more; a window one a length.
+PROGRAMS = {
+    ("wild", "stored_by_the_first_step"): [2, 4, 4, 2, 2],
+    ("wild", "windows_of_losses"): [3, 3, 4],
+}
+
+
+@pytest.mark.parametrize(("script", "case"), PROGRAMS)
+def test_programs_of_a_run(script: str, case: str, runs_of: RunsOf) -> None:
+    assert [entry["variants"] for entry in runs_of(script).entries(ONE_DEVICE, case)] == PROGRAMS[script, case]
+
+
 def test_differences_are_found() -> None:
     assert list(differences({"a": [1.0, 2]}, {"a": [1.00001, 2]}, FLOAT32)) == []
     assert list(differences({"a": [1.0, 2]}, {"a": [1.1, 3]}, FLOAT32)) == [

@@ -23,7 +23,7 @@ from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.session import CaptureSession, ImpureStepError
 from torch_compat.step.capture.step_capture import StepSpec
 from torch_compat.step.carried import CarriedPlace, places_of, unread_places
-from torch_compat.step.effects.effects import outline
+from torch_compat.step.effects.effects import Record, outline
 from torch_compat.step.effects.recorder import followed
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.host_values import HostValues
@@ -211,7 +211,8 @@ class ProgramCache:
             self._guards.fill(name, host_values.numbers)
             replaced = differs = False
             while isinstance(found := self._find(own, key, host_values), Doubt):
-                same = self._settle(own, found, wanted)
+                with self._telling_stored():
+                    same = self._settle(own, found, wanted)
                 replaced = replaced or (found.is_audit and not same)
                 differs = differs or (found.is_of_state and not same)
                 if found.is_of_state and same and own.answered(key, found.about) == 1:
@@ -219,7 +220,7 @@ class ProgramCache:
             if found is None:
                 if differs or (own.of(key) and not own.answered(key, self._guards.state(name))):
                     self._guards.count_state(name, same=False)
-                with self._compiling(), self._telling_stored(own):
+                with self._compiling(), self._telling_stored():
                     found = self._capture(own, fixed, wanted, second=replaced)
                 self._keep(own, found, wanted, fixed, second=replaced)
             elif found.taken_over:
@@ -277,13 +278,13 @@ class ProgramCache:
         return same
 
     @contextlib.contextmanager
-    def _telling_stored(self, own: StepPrograms) -> Iterator[None]:
+    def _telling_stored(self) -> Iterator[None]:
         """An error of a capture says which places have the values that steps have stored, where it is of one of them."""
         try:
             yield
         except BridgeError as error:
             if error.stored is not None:
-                error.carried = self._stored(own, error.stored)
+                error.carried = self._stored(error.stored)
             raise
 
     def _keep(self, own: StepPrograms, program: CachedProgram, wanted: Wanted, fixed: Hashable, *, second: bool) -> None:
@@ -318,7 +319,7 @@ class ProgramCache:
         step = self._attended_steps[name]
         try:
             self._guards.key(name)
-            with self._telling_stored(own):
+            with self._telling_stored():
                 program = self._capture(own, fixed, wanted._replace(may_pad=False), second=False)
         except BridgeError as error:
             if error.carried or error.written is not None:
@@ -386,7 +387,7 @@ class ProgramCache:
         name = own.name
         constant, both = self._guards.carried(name, step.effects, list(step.capture.constants.values()), step.caches)
         count = sum(one.step.scalars.outcomes == step.scalars.outcomes for one in own.of_caller(fixed))  # others are other steps
-        places = places_of(step.capture.constants.values(), step.effects.records, self._changed)
+        places = places_of(step.capture.constants.values(), [*self._carrying(), *step.effects.records], self._changed)
         if constant is None and not places and (count < 2 or not both or self._captures.attends(name)):
             return
         found = constant or ", ".join(map(str, places or both))
@@ -404,12 +405,15 @@ class ProgramCache:
             if place.attribute is not None:
                 self._guards.carry(name, place.attribute)
 
-    def _stored(self, own: StepPrograms, tensor: torch.Tensor) -> tuple[CarriedPlace, ...]:
-        """The places of values that a step has stored and nobody has read yet, if one of them is ``tensor``."""
-        records = [record for one in own for record in one.step.effects.records]
-        if not places_of([tensor], records, self._changed):
-            return ()
-        return unread_places(records, self._changed)
+    def _stored(self, tensor: torch.Tensor) -> tuple[CarriedPlace, ...]:
+        """The places of values that steps have stored and nobody has read yet, if one of them is ``tensor``."""
+        records = self._carrying()
+        found = places_of([tensor], records, self._changed)
+        return found and (*found, *unread_places(records, self._changed))
+
+    def _carrying(self) -> list[Record]:
+        """What steps store: one may read what another has stored."""
+        return [record for one in self._programs() for record in one.step.carrying]
 
     def _count(self, new: bool, compiled_before: bool) -> None:
         self._log.variants += new

@@ -14,8 +14,9 @@ from jax.sharding import Mesh
 
 from torch_compat.step.capture.step_capture import StepInputs
 from torch_compat.step.capture.step_run import StepRun, graph_of, text_of_constant
+from torch_compat.step.effects.effects import Record
 from torch_compat.step.host.scalar_plan import scalar_inputs
-from torch_compat.step.host.slots import ValueSlot
+from torch_compat.step.host.slots import ValueSlot, indices_of_values
 from torch_compat.step.kept_graphs import KeptGraph
 from xlatrain.bridge.capture.capture import Capture, Recording, TensorSpec
 from xlatrain.bridge.capture.updates import use_updates
@@ -127,6 +128,12 @@ class CapturedStep(StepRun):
         made = [record.value for record in self.effects.records if record.made]
         alone = {one.index for one in made if isinstance(one, ValueSlot) and one.source == "values"}
         return self._made_of_nothing & alone | self.effects.contained(self._made_of_nothing)
+
+    @functools.cached_property
+    def carrying(self) -> tuple[Record, ...]:
+        """The changes that put other tensors where they are made."""
+        kept = [(record, indices_of_values(record.value)) for record in self.effects.records]
+        return tuple(record for record, values in kept if not self._made_of_nothing.issuperset(values))
 
     @functools.cached_property
     def _made_of_nothing(self) -> frozenset[int]:

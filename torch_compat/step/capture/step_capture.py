@@ -45,7 +45,7 @@ from xlatrain.bridge.capture.capture import Recording, capture, record, rehearse
 from xlatrain.bridge.capture.cut import answering
 from xlatrain.bridge.capture.op_log import OpLog
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
-from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for
+from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for, stands_for_itself, stood_for
 from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
 from xlatrain.bridge.tensors.strides import Strides, empty, strides_of
 from xlatrain.cluster.distributed import world
@@ -254,6 +254,9 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 containers = BatchContainers(batch, inputs.spec.others)
                 with inputs.reading(tracer, inputs.host_values):  # backward and the hooks of gradients read attributes, too
                     grads = spec.body(inputs, trace, values, batch, tracer)
+                for leaf in leaves:
+                    if stood_for(leaf) is not None and was_written(leaf):  # one that the step carries
+                        stands_for_itself(leaf)
             tracer.check_arrays()
             changed = _changed_buffers(module, before, inputs.buffers)
             reshaped.update({n: v.shape for n, v in changed.items() if v.shape != inputs.buffers[n].shape})

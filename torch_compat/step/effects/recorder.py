@@ -347,7 +347,8 @@ class Recording:
         if kept is not None:
             self._changes += [("append", seen.place, None, item) for item in now[kept:]]
         else:
-            self._changes.append(("contents", seen.place, None, now))
+            own = [one if is_live(one) else traced for one, traced in zip(now, found, strict=True)]
+            self._changes.append(("contents", seen.place, None, own))
         replace_contents(seen.holder, before)
 
     def _finish_mapping(self, seen: _Seen, holder: dict[Any, Any], kind: str, written: set[str]) -> None:
@@ -482,11 +483,13 @@ class Recording:
                     "(in a list, tuple or dict), or do it in a hook such as on_train_batch_end"
                 )
             if issubclass(type(leaf), torch.Tensor) and not is_traced(leaf) and type(leaf) is not MaskedRows:
-                raise CaptureError(
+                error = CaptureError(
                     f"the step rewrites {place}{'' if key is None else f' ({key!r})'} together with tensors of earlier "
                     "steps, which "
                     "a compiled step cannot repeat. Only append to the list in the step, and trim it in a hook."
                 )
+                error.stored = leaf
+                raise error
         return template(value)
 
 

@@ -32,8 +32,18 @@ def standing_for(traced: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         )
     held = vars(traced)
     held.update((name, value) for name, value in vars(tensor).items() if name not in _OURS and name not in held)
+    return stand_for(traced, tensor)
+
+
+def stand_for(traced: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """``traced``, which stands for ``tensor`` from now on: where it stays, nothing is changed."""
     traced._xlatrain_stands_for = tensor  # pyright: ignore[reportAttributeAccessIssue]
     return traced
+
+
+def stands_for_itself(traced: torch.Tensor) -> None:
+    """A traced tensor was written to: it is another value from now on."""
+    vars(traced).pop("_xlatrain_stands_for", None)
 
 
 def stood_for(value: Any) -> torch.Tensor | None:

@@ -1,0 +1,150 @@
+"""What the first step stores where None was, and the steps after it read; windows of losses."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from basics import Classifier, class_data
+from recording import Run, case
+from torch import Tensor, nn
+
+
+class Stateful(Classifier):
+    """A step whose logits ``self.look`` turns into something else, with what it keeps."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = self.look(self.net(x), y)
+        self.log("loss", loss)
+        return loss
+
+    def look(self, z: Tensor, y: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class UnderAKey(Stateful):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: dict[str, Any] = {"mean": None, "losses": {"average": None}}
+
+    def look(self, z: Tensor, y: Tensor) -> Tensor:
+        before = self.state["mean"]
+        self.state["mean"] = z.detach().mean(0) if before is None else 0.5 * before + 0.5 * z.detach().mean(0)
+        loss, losses = F.cross_entropy(z - self.state["mean"], y), self.state["losses"]
+        losses["average"] = loss.detach() if losses["average"] is None else 0.9 * losses["average"] + 0.1 * loss.detach()
+        return loss / losses["average"]
+
+
+class CenterOfTheFirst(Stateful):
+    c: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = None
+
+    def look(self, z: Tensor, y: Tensor) -> Tensor:
+        if self.c is None:
+            self.c = z.mean(0).detach()
+        return F.cross_entropy(z, y) + (z - self.c).square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        z = self.net(batch[0])
+        self.log("val", z.mean() if self.c is None else (z - self.c).square().mean())
+
+
+class CenterOfTheLast(CenterOfTheFirst):
+    def look(self, z: Tensor, y: Tensor) -> Tensor:
+        apart = 0.0 if self.c is None else (z - self.c).square().mean()
+        self.c = z.mean(0).detach()
+        return F.cross_entropy(z, y) + apart
+
+
+class EntriesOfAList(Stateful):
+    def __init__(self) -> None:
+        super().__init__()
+        self.means: list[Any] = [None, None]
+
+    def look(self, z: Tensor, y: Tensor) -> Tensor:
+        for index, rate in enumerate((0.5, 0.9)):
+            mean, before = z.detach().mean(0), self.means[index]
+            self.means[index] = mean if before is None else rate * before + (1 - rate) * mean
+        return F.cross_entropy(z - self.means[0] + self.means[1], y)
+
+
+class HiddenState(Stateful):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.hidden = nn.LSTMCell(3, 3), None
+
+    def look(self, z: Tensor, y: Tensor) -> Tensor:
+        hidden, cell = self.cell(z, self.hidden)
+        self.hidden = (hidden.detach(), cell.detach())
+        return F.cross_entropy(z + hidden, y)
+
+
+@case
+def stored_by_the_first_step(run: Run) -> None:
+    for kind in (UnderAKey, CenterOfTheFirst, CenterOfTheLast, EntriesOfAList, HiddenState):
+        torch.manual_seed(1)
+        model = kind()
+        validation = [run.loader(*class_data(32, 1))] if isinstance(model, CenterOfTheFirst) else []
+        run.trainer(max_epochs=3).fit(model, run.loader(*class_data(64)), *validation)
+        run.note(kind.__name__, [parameter.detach().clone() for parameter in model.parameters()])
+        kept = {name: one for name, one in vars(model).items() if name in ("state", "c", "means", "hidden")}
+        run.note(f"{kind.__name__}, kept", kept)
+
+
+@case
+def stored_by_steps_and_replaced_by_hooks(run: Run) -> None:
+    class Replaced(Stateful):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c: Any = torch.tensor(1.0)
+            self.kept: dict[str, Any] = {"pair": None}
+
+        def look(self, z: Tensor, y: Tensor) -> Tensor:
+            c = 2.0 if self.c is None else self.c * 3 if isinstance(self.c, float) else self.c
+            pair = self.kept["pair"] or (1.0, 0.5)
+            self.c, self.kept["pair"] = z.detach().square().mean(), (z.detach().mean(), 0.25)
+            return F.cross_entropy(z, y) * c + pair[0] * pair[1] * z.square().mean()
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            new = {4: None, 6: 0.25, 8: 0.75, 9: None, 10: torch.tensor(3.0)}
+            self.c = new.get(self.global_step, self.c)
+            if self.global_step in (3, 5):
+                self.kept["pair"] = (self.kept["pair"][0], 1.0 + self.global_step)
+
+    run.fit(Replaced(), run.trainer(max_epochs=3), run.loader(*class_data(64)))
+
+
+class Window(Stateful):
+    def __init__(self, recent: Any) -> None:
+        super().__init__()
+        self.recent = recent
+
+    def look(self, z: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(z, y)
+        self.recent.append(loss.detach())
+        self.log("mean", torch.stack(list(self.recent)[-3:]).mean())
+        self.log("sum", sum(list(self.recent)[-2:]) / min(len(self.recent), 2))
+        return loss + 0.1 * (self.recent[0] - loss).square() if isinstance(self.recent, deque) else loss
+
+
+class Trimmed(Window):
+    def look(self, z: Tensor, y: Tensor) -> Tensor:
+        loss = super().look(z, y)
+        if len(self.recent) > 3:
+            self.recent.pop(0)
+        return loss
+
+
+@case
+def windows_of_losses(run: Run) -> None:
+    for name, kind, recent in (("deque", Window, deque(maxlen=3)), ("list", Window, []), ("trimmed", Trimmed, [])):
+        torch.manual_seed(1)
+        model = kind(recent)
+        run.trainer(max_epochs=3).fit(model, run.loader(*class_data(64)))
+        run.note(name, [one.item() for one in (*model.recent, *[p.detach().sum() for p in model.parameters()])])
