@@ -296,6 +296,7 @@ EAGER_CASES = {
     "writes_to_a_slice_whose_place_is_drawn": "x[:, start : start + 2].mul_(2.0)",
     "what_cached_functions_do_besides": "keeps its results",
     "makes_modules_and_parameters_in_the_step": "in __init__ or configure_model",
+    "parameters_that_show_one_memory": "first.weight and second.weight",
     "uses_a_slice_whose_tensor_was_written_to": "part = x[:, start : start + 2].T",
 }
 

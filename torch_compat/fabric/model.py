@@ -18,7 +18,7 @@ from torch_compat.fabric.steps import FabricSteps
 from torch_compat.run import report
 from torch_compat.run.report import ExecutorLog
 from torch_compat.step.device_memory import advice
-from torch_compat.step.eager.fallback import executor_choice, share_values, with_gradients
+from torch_compat.step.eager.fallback import executor_choice, of_one_memory, share_values, with_gradients
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.kept_graphs import graphs_of
@@ -89,10 +89,13 @@ class MeshModel:
         if not any(module is one for one in _alive(self._modules)):
             self.release()
             self._modules = [*map(weakref.ref, _alive(self._modules)), weakref.ref(module)]
+            reason = None if self.on_host else of_one_memory(_Modules(_alive(self._modules)).named_parameters())
+            if reason is not None:
+                self.run_on_host(reason)
             if self.whole is not None:
                 share_values(self._strategy, module, "XLATRAIN_EXECUTOR=eager")
             if self.on_host and self._entry is None:  # eager from the beginning
-                log = ExecutorLog(fallback="XLATRAIN_EXECUTOR=eager")
+                log = ExecutorLog(fallback=reason or "XLATRAIN_EXECUTOR=eager")
                 self._entry = log.run("fabric", "eager", self._strategy.mesh, self._precision.precision)
                 report.add_run(self._entry)
 

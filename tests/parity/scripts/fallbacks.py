@@ -394,6 +394,20 @@ def makes_modules_and_parameters_in_the_step(run: Run) -> None:
 
 
 @case
+def parameters_that_show_one_memory(run: Run) -> None:
+    class Tied(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+            self.second.weight.data = self.first.weight.data
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(self.second(torch.tanh(self.first(x))))
+
+    fit(run, Tied())
+
+
+@case
 def a_backward_pass_in_the_step_while_gradients_accumulate(run: Run) -> None:
     fit(run, BackwardInTheStep(), accumulate_grad_batches=2)
 

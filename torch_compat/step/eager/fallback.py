@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import to_torch
 from torch_compat.utilities.metric_types import is_metric
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.bridge.tensors.strides import overlap
 from xlatrain.cluster.distributed import world
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def why_eager(module: torch.nn.Module, mesh: Mesh, *, detects_anomalies: bool) -
     if detects_anomalies and wanted == "auto":
         reason: str | None = "detect_anomaly=True: operations are checked one by one, in plain torch"
     else:
-        reason = _scripted_part(module)
+        reason = _scripted_part(module) or of_one_memory(module.named_parameters())
     if reason is not None:
         must_fall_back(wanted, reason, mesh)
     return reason
@@ -89,6 +90,22 @@ def _scripted_part(module: torch.nn.Module) -> str | None:
     if world().process_count > 1:
         raise MisconfigurationException(f"{reason}. On several processes it cannot be trained at all")
     return reason
+
+
+def of_one_memory(named: Iterable[tuple[str, torch.nn.Parameter]]) -> str | None:
+    """Why parameters that show the same memory are not compiled: an update of one is one of the other. None for any others."""
+    seen: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, one in named:
+        if type(one) is not torch.nn.Parameter or one.device.type != "cpu" or one.layout != torch.strided:
+            continue  # on the mesh, or made there later
+        there = seen.setdefault(one.untyped_storage()._cdata, [])
+        if (other := next((other for other, held in there if overlap(held, one)), None)) is not None:
+            return (
+                f"the parameters {other} and {name} show the same memory (as one.weight.data = other.weight.data makes them), "
+                "which arrays on a mesh do not.\n  Fix: make them one parameter, one.weight = other.weight"
+            )
+        there.append((name, one))
+    return None
 
 
 def bring_home(model: ModelState | None, release: Callable[[], object], reason: str) -> None:

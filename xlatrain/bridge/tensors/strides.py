@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
 
 Strides = tuple[int, ...]
@@ -44,3 +47,19 @@ def with_strides(tensor: torch.Tensor, strides: Strides) -> torch.Tensor:
     places = torch.arange(len(memory)).as_strided(tensor.shape, strides)
     memory[places.reshape(-1)] = tensor.reshape(-1)
     return found
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one storage have an element in common, or may have where that takes long to tell."""
+    try:
+        return np.shares_memory(_geometry(one), _geometry(other), max_work=10_000)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _geometry(tensor: torch.Tensor) -> np.ndarray:
+    """An array of the tensor's geometry that has no memory, which must not be read."""
+    size = tensor.itemsize
+    place: dict[str, Any] = {"data": ((1 << 40) + tensor.storage_offset() * size, True), "typestr": f"|V{size}", "version": 3}
+    place.update(shape=tuple(tensor.shape), strides=tuple(step * size for step in tensor.stride()))
+    return np.asarray(SimpleNamespace(__array_interface__=place))
