@@ -412,7 +412,7 @@ class ProgramCache:
         return found and (*found, *unread_places(records, self._changed))
 
     def _carrying(self) -> list[Record]:
-        """What steps store: one may read what another has stored."""
+        """The changes by which steps store values: one step may read what another has stored."""
         return [record for one in self._programs() for record in one.step.carrying]
 
     def _count(self, new: bool, compiled_before: bool) -> None:
