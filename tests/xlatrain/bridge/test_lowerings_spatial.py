@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.xlatrain.bridge._compare import assert_matches_eager, floats, with_gradients
+from tests.xlatrain.bridge._compare import assert_matches_eager, floats, run_captured, with_gradients
 from xlatrain.bridge.capture.capture import capture
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.lower.lowerings.convolution import _Convolution
@@ -123,6 +123,16 @@ MAX_POOLS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 def test_max_pool(case: str) -> None:
     fn, args = MAX_POOLS[case]
     assert_matches_eager(with_gradients(fn), *args)
+
+
+def test_gradients_of_max_pools_on_a_cpu_are_summed_in_torchs_order() -> None:
+    """A scatter, where each window's gradient goes to one place: sums of shifted gradients have another order."""
+
+    def gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((F.max_pool2d(x, 5, 1, 2) * weight).sum(), x)[0]
+
+    args = floats(2, 3, 16, 16), floats(2, 3, 16, 16)
+    np.testing.assert_array_equal(run_captured(gradient, *args), gradient(*args).numpy())
 
 
 AVG_POOLS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {

@@ -40,6 +40,17 @@ class Windows:
         """A mask of the positions that exist: bool (output size, window length)."""
         return (self.positions >= 0) & (self.positions < self.size)
 
+    @property
+    def padding(self) -> tuple[int, int]:
+        """How far evenly placed windows reach beyond the beginning and the end."""
+        return max(0, -int(self.positions.min())), max(0, int(self.positions.max()) + 1 - self.size)
+
+    def seen(self, offset: int, low: int) -> slice:
+        """Element number ``offset`` of each of evenly placed windows, in a dim that is padded by ``low`` at its beginning."""
+        assert self.step is not None
+        first = int(self.positions[0, offset]) + low
+        return slice(first, int(self.positions[-1, offset]) + low + 1, self.step[1])
+
     def element(self, x: jax.Array, dim: int, offset: int, fill: float) -> jax.Array:
         """Element number ``offset`` of each window of ``x`` along ``dim``, whose size becomes the output size.
 

@@ -12,7 +12,6 @@ or few channels become many.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 from collections.abc import Sequence
@@ -21,7 +20,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.xla_metadata import set_xla_metadata
+
+from xlatrain.bridge.lower.functions import not_inlined
 
 Sizes = Sequence[int]
 
@@ -73,13 +73,12 @@ def gradient_by_kernel(
 ) -> jax.Array:
     """(O, C, …) from ``grad`` (N, O, …) and ``x`` (N, C, …): a convolution of x by the gradient, samples and channels swapped.
 
-    On a single device a function that XLA does not inline: it would make the operands, which it has, once more for their other
-    order, element by element across the whole array. On several its sum over samples is a collective, and XLA:CPU 0.10 crashes
-    where collectives of several processes are in functions.
+    A function that XLA does not inline: it would make the operands, which it has, once more for their other order, element by
+    element across the whole array.
     """
     images, grads = jnp.moveaxis(x, 1, -1), jnp.moveaxis(grad, 1, -1)
     sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
-    with _not_inlined():
+    with not_inlined():
         by_kernel = _gradient_by_kernel(grads, images, **{name: tuple(values) for name, values in sizes.items()})
     return jnp.moveaxis(by_kernel, (-1, 0), (0, 1))
 
@@ -108,9 +107,9 @@ class _Depth:
     def sum_of_taps(self, x: jax.Array) -> jax.Array:
         """The result (N, slices, H, W, O) from what each tap makes of each slice, ``x`` (N, D, H, W, taps · O).
 
-        On a single device in a function that XLA does not inline: it would sum anew in each op that reads the result.
+        In a function that XLA does not inline: it would sum anew in each op that reads the result.
         """
-        with _not_inlined():
+        with not_inlined():
             return _sum_of_taps(x, depth=self)
 
     def taps_of(self, grad: jax.Array, slices: int) -> jax.Array:
@@ -122,10 +121,6 @@ class _Depth:
 def _deeper(x: jax.Array, low: int, high: int, interior: int = 0) -> jax.Array:
     """``x`` (N, D, H, W, C) with so many slices of zeros before, after and between its own; less than none cut some off."""
     return lax.pad(x, jnp.zeros((), x.dtype), [(low, high, interior) if dim == 1 else (0, 0, 0) for dim in range(5)])
-
-
-def _not_inlined() -> contextlib.AbstractContextManager[None]:
-    return set_xla_metadata(inlineable="false") if jax.device_count() == 1 else contextlib.nullcontext()
 
 
 # without compiler_options: a part of the program that it is traced into
