@@ -64,6 +64,7 @@ class StepDispatcher:
         run: whose module, optimizers, precision and strategy are used.
 
     Attributes:
+        is_set_up: whether what makes the optimizers of a run once has done so.
         steps: the runner of steps, from :meth:`start` on.
         optimization: the runner of training batches, from :meth:`setup_optimizers` on.
         recorder, tracer: while a step is captured, where ``self.log`` goes and where the loop's counters come from.
@@ -84,6 +85,7 @@ class StepDispatcher:
         self._contexts = contextlib.ExitStack()
         self._tell_compiling = CompileNotice(run, lambda: 0.0 if self.steps is None else self.steps.log.seconds)
         self._circumstances: Circumstances | None = None  # None: its steps end with this run
+        self.is_set_up = False
         self._times_placed = 1
         self._beside: dict[str, torch.nn.Parameter] = {}  # what only the optimizers have
         self._on_host = HostEvaluation(run)
@@ -258,15 +260,16 @@ class StepDispatcher:
     # -- optimizers ------------------------------------------------------------------------------------------------
 
     def setup_optimizers(self) -> None:
-        """Call ``configure_optimizers``, and compile the update where steps are compiled; once in a run.
+        """Call ``configure_optimizers``, and compile the update where steps are compiled: once, and when user code asks for it.
 
         Raises:
             MisconfigurationException: several optimizers with automatic optimization, in a module that is none of 1.x.
         """
-        if self.optimization is not None:
+        if self.optimization is not None and not self.is_set_up:
             return
         run = self._run
-        if run.strategy.optimizers and run.strategy.optimizers is not self._earlier_optimizers:  # made by a strategy's own set-up
+        made = run.strategy.optimizers and run.strategy.optimizers is not self._earlier_optimizers
+        if made and not self.is_set_up:  # by a strategy's own set-up
             run.lr_scheduler_configs = [
                 config for config in run.lr_scheduler_configs if getattr(config.scheduler, "optimizer", None) in run.optimizers
             ]
@@ -277,7 +280,8 @@ class StepDispatcher:
         self._wrap_optimizers()
         if run.scaler is not None:
             check_scaling(run)
-        self._make_optimization()
+        if self.optimization is None or self._compiled is None:  # else they take their place before the next batch
+            self._make_optimization()
 
     def _make_optimization(self) -> None:
         run = self._run

@@ -24,7 +24,7 @@ class SetsUpRun(Protocol):
         """Put the module on the mesh, or decide that steps run eagerly; once in a run."""
 
     def setup_optimizers(self) -> None:
-        """Call ``configure_optimizers``, and compile the update; once in a run."""
+        """Call ``configure_optimizers``, and compile the update."""
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """``state_dict()`` of an optimizer with what is on the mesh."""

@@ -31,6 +31,7 @@ from torch_compat.step.planned import Planned
 from torch_compat.step.program_builder import ProgramBuilder
 from torch_compat.step.program_cache import CacheRun, Wanted
 from torch_compat.step.step_services import StepServices
+from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.mesh.data import BatchPlacer
@@ -219,8 +220,18 @@ class MeshStepRunner:
         """The backward pass of the last ``"split"`` program has happened: its gradients are added to what ``p.grad`` shows.
 
         A parameter that a hook has frozen since the forward pass gets none, as from torch's backward pass.
+
+        Raises:
+            MisconfigurationException: a hook has changed a parameter since then, which torch's backward pass would read.
         """
         model = self.model
+        changed = next((name for name in model.live.written() if self.fresh.get(name) is not None), None)
+        if changed is not None:
+            raise MisconfigurationException(
+                f"a hook before backward (on_before_zero_grad, on_before_backward) changed the parameter {changed!r}, but in a "
+                "compiled step its gradients exist already. Change it after the update, in on_train_batch_end, or run eagerly "
+                "(XLATRAIN_EXECUTOR=eager)"
+            )
         model.push_gradients()
         carried, fresh = model.state.accumulated, model.of_trained(self.fresh)
         self.fresh = {}

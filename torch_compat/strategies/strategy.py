@@ -211,7 +211,10 @@ class Strategy(HardwareOfStrategy, StrategySteps, StrategyHooks, StrategyCheckpo
         """Puts parameters and buffers where the rules say; they keep their identity."""
 
     def setup_optimizers(self, trainer: Trainer) -> None:
-        """Calls ``configure_optimizers``; the state is made sharded like the parameters."""
+        """Calls ``configure_optimizers``; the state is made sharded like the parameters.
+
+        A hook may call it during a fit: the new optimizers and schedulers take the place of those that are there.
+        """
         if self._mesh_run.executor is not None:
             self._mesh_run.executor.setup_optimizers()
 

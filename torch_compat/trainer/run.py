@@ -213,6 +213,7 @@ def _run_placed(trainer: Trainer, checkpoint: dict[str, Any] | None) -> Any:
     trainer.strategy.pre_dispatch(trainer)
     if fitting:
         trainer.executor.setup_optimizers()  # a strategy's own setup need not have
+        trainer.executor.is_set_up = True
     if checkpoint is not None and trainer.strategy.restore_checkpoint_after_setup:
         state_io.restore_modules(trainer, checkpoint)
     if fitting and checkpoint is not None:

@@ -88,6 +88,26 @@ def other_optimizers(run: Run) -> None:
 
 
 @case
+def optimizers_are_made_once_more(run: Run) -> None:
+    """As recipes for staged training do it: a new head, and ``configure_optimizers`` again with a new scheduler."""
+
+    class Staged(Deep):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+        def on_train_epoch_end(self) -> None:
+            self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"])
+            if self.current_epoch == 0:
+                self.layer = nn.Linear(8, 2)
+                nn.init.constant_(self.layer.weight, 0.1)
+                nn.init.zeros_(self.layer.bias)
+                self.trainer.strategy.setup_optimizers(self.trainer)
+
+    fit(run, Staged(), max_epochs=3)
+
+
+@case
 def weights_are_untied(run: Run) -> None:
     class Tied(pl.LightningModule):
         def __init__(self) -> None:

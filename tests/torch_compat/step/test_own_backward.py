@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
+from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 class Ordered(LightningModule):
@@ -109,3 +110,27 @@ def test_what_it_reads_of_its_own_is_no_reason(tmp_path: Any, recwarn: pytest.Wa
     )
     trainer.fit(Followed(), DataLoader(TensorDataset(torch.ones(3, 2)), batch_size=1))
     assert not [one for one in recwarn if "run eagerly" in str(one.message)]
+
+
+class Clamped(Ordered):
+    """Its hook between forward and backward clamps a weight, as one that follows the update did in Lightning 1."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self.most = most
+
+    backward = LightningModule.backward
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.layer.weight.data = self.layer.weight.data.clamp(-self.most, self.most)
+
+
+def test_a_parameter_is_not_changed_between_forward_and_backward(tmp_path: Any) -> None:
+    def fit(module: LightningModule) -> None:
+        options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "devices": 1}
+        trainer = Trainer(max_epochs=1, default_root_dir=tmp_path, **options)
+        trainer.fit(module, DataLoader(TensorDataset(torch.ones(3, 2)), batch_size=1))
+
+    fit(Clamped(10.0))  # which changes nothing
+    with pytest.raises(MisconfigurationException, match=r"changed the parameter 'layer\.weight', but .* on_train_batch_end"):
+        fit(Clamped(0.1))
