@@ -236,7 +236,6 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             spec.context.optimizers(tracer, values, own) as trace.optimizers,
             # stack_weights: a module under two names is swapped twice, and only the last swap undone first gives its own back
             _reparametrize_module(module, still_there(module, {**values, **state}), tie_weights=True, stack_weights=True),
-            _parameters_kept(module),
         ):
             with (
                 spec.context.forward(),
@@ -415,36 +414,6 @@ def _spec(tensor: torch.Tensor) -> torch.Tensor:
 def _changed_strides(now: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> dict[str, Strides | None]:
     """The strides of tensors, by name, that are others than before."""
     return {name: strides_of(now[name]) for name, one in before.items() if strides_of(now[name]) != strides_of(one)}
-
-
-@contextlib.contextmanager
-def _parameters_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Check that the module has at the end of the block the parameters that it had before, and give it those.
-
-    Raises:
-        CaptureError: the step puts another one in the place of one, makes one, or takes one away.
-    """
-    before = [(path, child, dict(child._parameters)) for path, child in module.named_modules()]
-    try:
-        yield
-        for path, child, held in before:
-            now = child._parameters
-            for name in {**held, **now}:
-                if held.get(name, _NO_PARAMETER) is not now.get(name, _NO_PARAMETER):
-                    full = f"self.{path}.{name}" if path else f"self.{name}"
-                    did = "takes away" if name not in now else "replaces" if name in held else "makes"
-                    raise CaptureError(
-                        f"the step {did} the parameter {full}: it is another one for each step, and a compiled step has those "
-                        f"that were there when it was compiled. Fix: write its values in place (with torch.no_grad(): "
-                        f"{full}.copy_(values)), or do it in a hook such as on_train_batch_end"
-                    )
-    finally:
-        for _, child, held in before:
-            child._parameters.clear()
-            child._parameters.update(held)
-
-
-_NO_PARAMETER = object()
 
 
 def _changed_buffers(
