@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_compat.utilities.rank_zero import rank_zero_warn
-from xlatrain.bridge.errors import BridgeError
+from xlatrain.bridge.errors import BridgeError, let_go
 
 _MOST = 8
 """Programs of a step, if few of them come again."""
@@ -29,6 +29,7 @@ class AttendedStep:
     def __init__(self, name: str, reason: BridgeError) -> None:
         self._name = name
         self.reason = reason
+        let_go(reason)
         self._runs: Counter[Callable[..., Any]] = Counter()
 
     def count(self, program: Callable[..., Any]) -> int:

@@ -51,7 +51,7 @@ from torch_compat.step.update.own_backward import after_hooks, hook_before, own_
 from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
 from torch_compat.utilities.single_process import in_less_time
-from xlatrain.bridge.errors import BridgeError
+from xlatrain.bridge.errors import BridgeError, let_go
 from xlatrain.bridge.lazy_init import is_deferred
 from xlatrain.cluster.distributed import world
 from xlatrain.mesh.lockstep import lockstep
@@ -200,6 +200,7 @@ class StepDispatcher:
         if executor_choice() == "compiled" or not error.recoverable:
             raise error
         must_fall_back("auto", str(error), run.strategy.mesh)
+        let_go(error)
         if world().process_count > 1:
             share_rows(self._runner().kept_rows, roots_of(run), run.state.stage, str(error))
         self._go_on_eagerly(str(error))

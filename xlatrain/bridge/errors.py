@@ -55,6 +55,19 @@ class DtypeError(LoweringError, TypeError):
 
 
 @functools.cache  # a capture asks thousands of times: for each word that torch itself logs
+def let_go(error: BaseException) -> None:
+    """Clear the frames of an error that nobody is shown: they hold what a run of the user's Python held, which may be in a cycle.
+
+    Weak references of the user's would stay alive until garbage is collected.
+    """
+    told: BaseException | None = error
+    known: set[int] = set()
+    while told is not None and id(told) not in known:
+        known.add(id(told))
+        traceback.clear_frames(told.__traceback__)
+        told = told.__cause__ or told.__context__
+
+
 def is_user_file(filename: str) -> bool:
     """True for source files that belong neither to Python, nor to an installed package, nor to xlatrain; or typed in."""
     if filename.startswith("<"):

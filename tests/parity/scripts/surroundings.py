@@ -5,11 +5,13 @@ from __future__ import annotations
 import array
 import dataclasses
 import functools
+import gc
 import io
 import itertools
 import os
 import random
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -385,6 +387,33 @@ def takes_from_generators_and_draws(run: Run) -> None:
 
     weighted(run, weight)
     run.note("left", [next(numbers), draws.random(), next(counts)])
+
+
+@case
+def drops_what_a_weak_reference_shows(run: Run) -> None:
+    """It is gone at once: nothing is left of a run of the step's Python that came to nothing."""
+
+    class Dropping(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.turns, self.kept, self.seen = itertools.count(1), [Settings()], []
+            self.weak = weakref.WeakSet(self.kept)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) / next(self.turns)
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 2:
+                self.kept.clear()
+            self.seen.append(len(self.weak))
+
+    model = Dropping()
+    gc.disable()
+    try:
+        run.fit(model, run.trainer(max_epochs=1), run.loader(*regression_data(64)))
+    finally:
+        gc.enable()
+    run.note("seen", model.seen)
 
 
 @case

@@ -38,7 +38,7 @@ from xlatrain.bridge.capture.autocast import as_on_a_gpu
 from xlatrain.bridge.capture.capture import Capture
 from xlatrain.bridge.capture.recorded import is_enabled
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
-from xlatrain.bridge.errors import BridgeError, CaptureError
+from xlatrain.bridge.errors import BridgeError, CaptureError, let_go
 from xlatrain.xla.compiler_options import matmul_precision
 
 _T = TypeVar("_T")
@@ -244,8 +244,9 @@ class CaptureSession:
                 if isinstance(error, ArraysWantedError):
                     error = CaptureError(f"{name} uses other arrays, or more than {_MOST_ARRAYS}, each time: draw with torch")
                 assert isinstance(error, Exception)
-                if getattr(error, "written", None) is None:
-                    error = attempt.refused or error  # as it runs nobody answers: what fails then is no reason
+                if getattr(error, "written", None) is None and attempt.refused is not None:
+                    let_go(error)
+                    error = attempt.refused  # as it runs nobody answers: what fails then is no reason
                 if first is None or (isinstance(error, BridgeError) and not isinstance(first, BridgeError)):
                     first = error
             if again is None:
@@ -253,7 +254,9 @@ class CaptureSession:
                 self.raised = None if isinstance(first, BridgeError) else first
                 raise first from first.__cause__
             attempt = again
-            del error  # and the frames that it holds
+            if error is not first or isinstance(error, BridgeError):
+                let_go(error)
+            del error
             forget_toggled()
 
     def _fresh(self, name: str, host_values: HostValues) -> _Attempt:
