@@ -188,7 +188,7 @@ FOLDERS = {
         *("guards", "optimizers", "capture carried model_state", "buckets step_programs"),
         *("index_looks outcome placed_optimizers program_cache programs", "kept_steps", "mesh_run", "run_context step_runner"),
         *("batch_pass circumstances compile_notice device_memory mesh_state step_services update", "program_builder"),
-        *("mesh_steps", "eager mesh_step_runner", "placed_run", "optimization", "dispatcher"),
+        *("mesh_steps", "eager mesh_step_runner", "placed_run way_back", "optimization", "dispatcher"),
     ),
     "xlatrain.bridge": (
         *(

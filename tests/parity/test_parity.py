@@ -300,9 +300,10 @@ EAGER_CASES = {
     "uses_a_slice_whose_tensor_was_written_to": "part = x[:, start : start + 2].T",
 }
 
-# Cases whose training is compiled, with the steps of evaluation that are not, and why.
+# Cases whose training is compiled, with the steps that are not, and why.
 ON_HOST_CASES = {
     "validation_that_decodes_in_python": {"validation_step": "wild_kinds.py"},
+    "initialized_by_the_first_step": {"the first training_step": "wild_stored.py"},
 }
 
 
@@ -333,6 +334,7 @@ def test_one_program_whatever_masks_select(script: str, case: str, backend: Back
 PROGRAMS = {
     ("wild", "stored_by_the_first_step"): [2, 4, 4, 2, 2],
     ("wild", "windows_of_losses"): [3, 3, 4],
+    ("wild", "initialized_by_the_first_step"): [4, 3, 3],
 }
 
 

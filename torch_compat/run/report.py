@@ -32,7 +32,7 @@ class ExecutorLog:
         attention: of each kind of attention op in training how many there are, which kernel computes it, and why.
         losses: over so large a vocabulary that their logits are never whole.
         fallback: why steps run eagerly, where compiled ones were wanted.
-        on_host: methods of evaluation that run eagerly beside compiled training, and why.
+        on_host: methods of evaluation, or the first steps, that run eagerly beside compiled training, and why.
         recompilations: what changed for each program after a step's first.
         buckets: of steps whose batches have many sizes, the sizes that one program serves, or why each has its own.
         repeated: steps that ran once more, by another program, since a value for which their Python asks was not as assumed.

@@ -12,7 +12,7 @@ import torch
 
 from torch_compat.plugins.loss_scaling import LossScaling
 from torch_compat.run import hook_calls as call
-from torch_compat.run.states import TrainerFn
+from torch_compat.run.states import RunningStage, TrainerFn
 from torch_compat.step import mesh_state
 from torch_compat.step.batch_pass import may_change_batches, pass_over
 from torch_compat.step.circumstances import Circumstances, may_be_kept
@@ -50,6 +50,7 @@ from torch_compat.step.step_runner import StepRunner
 from torch_compat.step.update.own_backward import after_hooks, hook_before, own_backward
 from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
+from torch_compat.step.way_back import WayBack
 from torch_compat.utilities.single_process import in_less_time
 from xlatrain.bridge.errors import BridgeError, let_go
 from xlatrain.bridge.lazy_init import is_deferred
@@ -89,6 +90,7 @@ class StepDispatcher:
         self._times_placed = 1
         self._beside: dict[str, torch.nn.Parameter] = {}  # what only the optimizers have
         self._on_host = HostEvaluation(run)
+        self._way_back: WayBack | None = None  # from eager steps to compiled ones
 
     @property
     def placed_optimizers(self) -> PlacedOptimizers | None:
@@ -203,7 +205,19 @@ class StepDispatcher:
         let_go(error)
         if world().process_count > 1:
             share_rows(self._runner().kept_rows, roots_of(run), run.state.stage, str(error))
+        steps, streams = self._runner(), mesh_state.random_state(run)
         self._go_on_eagerly(str(error))
+        assert isinstance(steps, MeshStepRunner) and self._eager is not None
+        if run.state.stage == RunningStage.TRAINING and run.scaler is None and self._eager.device.is_host:
+            self._way_back = WayBack.after(error, steps, streams)
+
+    def _compile_again(self, way: WayBack) -> None:
+        """Compile steps again, after the first ones could not be."""
+        assert self._eager is not None
+        way.note(self._eager.steps.log.steps)
+        self._eager.release()
+        self._eager = self._way_back = None
+        self._place_again(way.steps, way.streams)
 
     def _go_on_eagerly(self, reason: str) -> None:
         run = self._run
@@ -336,11 +350,16 @@ class StepDispatcher:
         streams = mesh_state.random_state(run)
         compiled.stop_following()
         bring_home(compiled.model, self.release, reason)
+        self._place_again(compiled.steps, streams)
+
+    def _place_again(self, before: MeshStepRunner, streams: dict[str, Any]) -> None:
+        """Place what is on the host, whose steps go on where those of ``before`` ended."""
+        run = self._run
         params = (*run.lightning_module.parameters(), *self._beside.values())
         gradients = {param: param.grad for param in params if param.grad is not None}
         for param in gradients:
             param.grad = None
-        self._compile(compiled.steps)
+        self._compile(before)
         mesh_state.load_random_state(run, streams)
         for param, grad in gradients.items():
             param.grad = grad  # a live parameter's: on the mesh
@@ -412,7 +431,10 @@ class StepDispatcher:
             self._keep_up()
             if (optimizers := self.placed_optimizers) is not None:
                 optimizers.begin_step(self._run.optimizers)
-            outcome = self.optimization.run(batch, batch_idx, stepped)
+            if (way := self._way_back) is not None and way.is_open:
+                self._compile_again(way)
+            with contextlib.nullcontext() if self._way_back is None else self._way_back.watching(stepped):
+                outcome = self.optimization.run(batch, batch_idx, stepped)
         except Exception as error:
             outcome = self.after_failure(error, lambda: self._batches().run(batch, batch_idx, stepped))
         if self._run._detect_anomaly:

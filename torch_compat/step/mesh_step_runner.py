@@ -53,6 +53,7 @@ class MeshStepRunner:
         finite: the finding of the plan's guard in the last update, on the devices; None without a guard.
         kept: what the next run of the module may take over.
         index_looks: the host's looks at whether indices in its steps were in range.
+        ways_back: how often steps have come back to this way of running after eager ones.
         kept_rows: names of methods whose steps left, in this epoch, values of this process's rows on the host.
     """
 
@@ -68,6 +69,7 @@ class MeshStepRunner:
         self.finite: Any = None
         self.fresh: dict[str, Any] = {}
         self.kept_rows: set[str] = set()
+        self.ways_back = 0
         self.index_looks = IndexLooks()
         run = CacheRun(model, services.roots, self.log, services.compiling, services.no_recompilation_after)
         if services.kept is None:
@@ -97,6 +99,7 @@ class MeshStepRunner:
     def go_on(self, before: MeshStepRunner) -> None:
         """Go on where the steps ``before`` ended."""
         self.copy_batches, self.kept_rows, self._evaluations = before.copy_batches, before.kept_rows, before._evaluations
+        self.ways_back = before.ways_back
 
     def raised(self, error: Exception) -> bool:
         """Whether the user's own step raised it while it was captured, so that nothing of the step has happened."""

@@ -148,3 +148,62 @@ def windows_of_losses(run: Run) -> None:
         model = kind(recent)
         run.trainer(max_epochs=3).fit(model, run.loader(*class_data(64)))
         run.note(name, [one.item() for one in (*model.recent, *[p.detach().sum() for p in model.parameters()])])
+
+
+class Codebook(Classifier):
+    """Codes that plain Python and numpy find in the first batch; ``way``: what says that this has been done."""
+
+    def __init__(self, way: str, *, manual: bool = False) -> None:
+        super().__init__()
+        self.way, self.automatic_optimization = way, not manual
+        self.register_buffer("codes", torch.zeros(3, 8))
+        self.register_buffer("known", torch.tensor(False))
+        self.is_known, self.norm, self.shown = False, nn.BatchNorm1d(8), []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        x = self.norm(x)
+        known = {"buffer": bool(self.known), "flag": self.is_known, "counter": self.trainer.global_step > 0}[self.way]
+        if not known:
+            self.find(x)
+            self.is_known = True
+            self.known.fill_(True)
+        apart = (x[:, None] - self.codes).square().sum(2)
+        loss = F.cross_entropy(self.net(x), y) + F.cross_entropy(-apart, y)
+        self.log("loss", loss)
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+    def find(self, x: Tensor) -> None:
+        rows = x.detach().numpy()
+        codes = rows[:3].copy()
+        nearest = ((rows[:, None] - codes) ** 2).sum(2).argmin(1)
+        for code in range(3):
+            if (nearest == code).any():
+                codes[code] = rows[nearest == code].mean(0)
+        self.codes.copy_(torch.from_numpy(codes))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", (batch[0][:, None] - self.codes).square().mean())
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.shown.append(all(parameter.grad is None for parameter in self.parameters()))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+@case
+def initialized_by_the_first_step(run: Run) -> None:
+    ways = (("buffer", False, 1), ("flag", False, 2), ("counter", True, 1))
+    for way, manual, accumulate in ways:
+        torch.manual_seed(2)
+        model = Codebook(way, manual=manual)
+        data = run.loader(*class_data(64))
+        run.trainer(max_epochs=3, accumulate_grad_batches=accumulate).fit(model, data, run.loader(*class_data(32, 1)))
+        run.note(way, [parameter.detach().clone() for parameter in model.state_dict().values()])
+        run.note(f"{way}, shown", model.shown)

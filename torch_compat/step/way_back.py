@@ -1,0 +1,84 @@
+"""The way back to compiled steps, where only the first steps of a run could not be compiled.
+
+A codebook that numpy initializes from the first batch, a scale that is measured there: what cannot be compiled happens once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from torch_compat.step.mesh_step_runner import MeshStepRunner
+from torch_compat.utilities.rank_zero import rank_zero_info
+from xlatrain.bridge.errors import BridgeError
+
+_MOST = 3
+_BETWEEN = 100
+"""Ways back in a run: so many, and one more for so many steps."""
+_NAME = "the first training_step"
+
+
+class WayBack:
+    """The way back from eager steps: open once a step has not come to the line for which none could be compiled.
+
+    Args:
+        reason: why not.
+        place: the file of the line, and its number.
+        steps: the compiled steps so far.
+        streams: their random streams.
+
+    Attributes:
+        is_open: whether steps may be compiled again.
+    """
+
+    def __init__(self, reason: str, place: tuple[str, int], steps: MeshStepRunner, streams: dict[str, Any]) -> None:
+        self._reason, self._place = reason, place
+        self.steps, self.streams = steps, streams
+        self.is_open = False
+        self._is_closed = False
+        self._reached = False
+
+    @classmethod
+    def after(cls, error: BridgeError, steps: MeshStepRunner, streams: dict[str, Any]) -> WayBack | None:
+        """The way back after an error of a capture; None where it names no line, or there were too many before."""
+        found = re.match(r"(.+?):(\d+): ", str(error))
+        if found is None or steps.ways_back >= _MOST + steps.log.steps // _BETWEEN:
+            return None
+        return cls(str(error), (found[1], int(found[2])), steps, streams)
+
+    @contextlib.contextmanager
+    def watching(self, stepped: bool) -> Iterator[None]:
+        """An eager step, after which the way back is open or closed for good; open only where no gradients wait for others.
+
+        What follows Python line by line, a debugger or a measurement of coverage, is left alone: the way stays closed.
+        """
+        if self._is_closed or sys.gettrace() is not None:
+            self._is_closed = True
+            yield
+            return
+        sys.settrace(self._called)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+        self._is_closed = self._reached
+        self.is_open = stepped and not self._reached
+
+    def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self._followed if frame.f_code.co_filename == self._place[0] else None
+
+    def _followed(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line" and frame.f_lineno == self._place[1]:
+            self._reached = True
+        return self._followed
+
+    def note(self, count: int) -> None:
+        """Steps are compiled again after ``count`` eager ones: say so."""
+        self.steps.ways_back += 1
+        self.steps.log.steps += count
+        self.steps.log.on_host[_NAME] = self._reason
+        rank_zero_info(f"Steps are compiled from here on: the last one did not come to {self._place[0]}:{self._place[1]}")
