@@ -24,6 +24,7 @@ from xlatrain.bridge.lower.prng import KeyPerOp, use_key
 from xlatrain.bridge.lower.recomputation import BARRIER, Recomputation, recomputations
 from xlatrain.bridge.lower.registry import lowering_of
 from xlatrain.bridge.lower.registry import partitioned as partitioned_program
+from xlatrain.bridge.lower.shared_operands import unexpanded
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
 from xlatrain.mesh.pipelining import Pipelining
@@ -95,6 +96,8 @@ def lower(
         true = None if capture.bounds is None or numbers is None else TrueNumbers(capture.bounds, *numbers)
 
         def compute(node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
+            if platform == "cpu" and true is None and node.target is torch.ops.aten.bmm.default:
+                operands = unexpanded(node, operands)
             return _call(capture, node, operands, draw, found, true, turned=node in turned)
 
         values = Values(schedule, platform, found, staged, mesh)

@@ -52,7 +52,7 @@ def _reduce(value: jax.Array, index: jax.Array, dim: int, windows: Windows) -> t
 
 
 def _max_pool_on_cpu(x: jax.Array, windows: Sequence[Windows]) -> tuple[jax.Array, jax.Array]:
-    """As :func:`_max_pool`."""
+    """Maxima and indices as those of :func:`_max_pool`."""
     if _by_scattering(windows):
         return _max_pool(x, windows)
     channels = x.ndim - len(windows) - 1
@@ -63,7 +63,7 @@ def _max_pool_on_cpu(x: jax.Array, windows: Sequence[Windows]) -> tuple[jax.Arra
 
 
 def _max_of_taps(x: jax.Array, windows: Sequence[Windows]) -> tuple[jax.Array, jax.Array]:
-    """As :func:`_max_pool`, of images (…, *size, C) with evenly placed windows."""
+    """Maxima and indices as those of :func:`_max_pool`, of images (…, *size, C) with evenly placed windows."""
     first_dim = x.ndim - len(windows) - 1
     pads = [along.padding for along in windows]
     if any(map(any, pads)):
@@ -128,7 +128,7 @@ def _by_scattering(windows: Sequence[Windows]) -> bool:
 
 
 def _backward_on_cpu(grad: jax.Array, x: jax.Array, indices: jax.Array, windows: Sequence[Windows]) -> jax.Array:
-    """As :func:`_backward`, summed in torch's order."""
+    """The gradient of :func:`_backward`, summed in torch's order."""
     channels = x.ndim - len(windows) - 1
     grads, images, at = (jnp.moveaxis(one, channels, -1) for one in (grad, x, indices))
     count = images.shape[-1]
