@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -12,6 +13,7 @@ from basics import Classifier, class_data
 from recording import Run, case
 from semantics_models import BackwardInTheStep, Reversible, fit
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 
 class Exponential(torch.autograd.Function):
@@ -459,3 +461,44 @@ def buffers_that_get_their_shape_from_the_batch(run: Run) -> None:
         before = model.neuron.mem
         run.fit(model, run.trainer(max_epochs=2), run.loader(*class_data(56)), run.loader(*class_data(24)))
         run.note(f"{name}: state", [model.shapes, model.neuron.mem.tolist(), tuple(before.shape)])
+
+
+@dataclasses.dataclass(slots=True)
+class Sample:
+    """Without a ``__dict__``; darts' samples and batches are such."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class NamedSample(Sample):
+    name: str = "sample"
+
+
+@case
+def batches_of_dataclasses_with_slots(run: Run) -> None:
+    class Model(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.losses: list[Tensor] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            batch.weight = batch.x.abs().mean(1)
+            loss = (F.cross_entropy(self.net(batch.x), batch.y, reduction="none") * batch.weight).mean()
+            self.log("loss", loss)
+            self.losses.append(loss.detach())
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            run.note(f"{batch.name} {batch_idx}", float(batch.weight.sum()))
+
+        def on_train_epoch_end(self) -> None:
+            self.log("mean", torch.tensor(self.losses).mean())  # a list of tensors of no dimension
+
+    def collate(rows: list[Any]) -> NamedSample:
+        return NamedSample(*(torch.stack(column) for column in zip(*rows, strict=True)))
+
+    rows = list(zip(*class_data(32), strict=True))
+    run.fit(Model(), run.trainer(max_epochs=2), DataLoader(rows, batch_size=run.batch_size, collate_fn=collate))  # pyright: ignore[reportArgumentType]

@@ -15,7 +15,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.host.batch_texts import TracedTexts
-from torch_compat.step.values.user_objects import is_user_object
+from torch_compat.step.values.marks import slots
+from torch_compat.step.values.user_objects import attributes_of, is_user_object
 from xlatrain.bridge.errors import CaptureError
 
 _Names = tuple[Any, ...]
@@ -129,4 +130,7 @@ def _held(value: Any) -> dict[Any, Any]:
     if isinstance(value, tuple):
         return dict(enumerate(tuple.__iter__(value)))
     of_user = is_user_object(value) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
-    return dict(vars(value)) if of_user and not isinstance(value, torch.nn.Module) else {}
+    if not of_user or isinstance(value, torch.nn.Module):
+        return {}
+    apart = {name: getattr(value, name) for name in slots(type(value)) if hasattr(value, name)}  # dataclass(slots=True)
+    return {**(attributes_of(value) or {}), **apart}
