@@ -298,6 +298,7 @@ EAGER_CASES = {
     "makes_modules_and_parameters_in_the_step": "in __init__ or configure_model",
     "parameters_that_show_one_memory": "first.weight and second.weight",
     "uses_a_slice_whose_tensor_was_written_to": "part = x[:, start : start + 2].T",
+    "tensors_of_a_class_of_their_own_in_the_batch": "the batch holds a __main__.Tripled",
 }
 
 # Cases whose training is compiled, with the steps that are not, and why.

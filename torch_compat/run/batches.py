@@ -17,15 +17,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from xlatrain.bridge.errors import CaptureError
 
 Rebuild = Callable[[Iterator[torch.Tensor]], Any]
 
 _TENSOR = "tensor"
+"""The key of a tensor; that of one of a class of the user's is its class."""
 _OTHER = "other"
 # Classes whose attributes are never searched for tensors: they are no part of a batch, and may be large.
 _OPAQUE = (torch.nn.Module, torch.Generator, torch.dtype, torch.device, np.ndarray, np.generic, type, types.ModuleType)
 _OPAQUE += (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _READABLE = (str, list, tuple, dict, np.ndarray, np.generic)  # attributes of a batch object whose values a step's Python may read
+_MAKERS = frozenset(("torch", "xlatrain", "torch_compat"))  # their classes of tensors are no more to a step than a tensor
+_LIKE_PLAIN = frozenset(("monai.data.meta_tensor.MetaTensor",))  # torch's functions compute of it what they do of a plain one
 _ATOMS = frozenset({str, bytes, bytearray, int, float, bool, complex, type(None), range, slice})
 
 
@@ -137,8 +144,8 @@ class LoggedSize(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _is_shown(key: Any) -> bool:
     """Whether a tensor is in a container: something to iterate over, a dataclass; not in an object of another class alone."""
-    if key in (_TENSOR, _OTHER):
-        return key == _TENSOR
+    if not isinstance(key, tuple):
+        return key != _OTHER
     kind, children = key
     return (issubclass(kind, Iterable) or dataclasses.is_dataclass(kind)) and any(_is_shown(child) for _, child in children)
 
@@ -173,7 +180,8 @@ def _flatten(value: Any, leaves: list[torch.Tensor], others: list[Any], parents:
     """Key and rebuild function of ``value``; appends its leaves."""
     if isinstance(value, torch.Tensor):
         leaves.append(value)
-        return _TENSOR, next
+        key = _TENSOR if type(value) is torch.Tensor else _class_key(type(value))
+        return key, next if key == _TENSOR else functools.partial(_next_of, key)
     children = None if id(value) in parents else _children(value)
     if children is not None:
         n_leaves, n_others = len(leaves), len(others)
@@ -194,6 +202,22 @@ def _flatten(value: Any, leaves: list[torch.Tensor], others: list[Any], parents:
     others.append(value)
     index = len(others) - 1
     return _OTHER, lambda leaves: leaves.other(value, index) if isinstance(leaves, _Leaves) else value
+
+
+@functools.cache
+def _class_key(kind: type) -> Any:
+    made = kind.__module__.partition(".")[0] in _MAKERS or f"{kind.__module__}.{kind.__qualname__}" in _LIKE_PLAIN
+    return _TENSOR if made else kind
+
+
+def _next_of(kind: type, leaves: Iterator[torch.Tensor]) -> torch.Tensor:
+    leaf = next(leaves)
+    if isinstance(leaf, FakeTensor | FunctionalTensor):  # captured
+        raise CaptureError(
+            f"the batch holds a {kind.__module__}.{kind.__qualname__}, whose methods a compiled step does not follow, nor what "
+            "isinstance says of it. Fix: make it an ordinary tensor in on_before_batch_transfer: x.as_subclass(torch.Tensor)"
+        )
+    return leaf
 
 
 class _Leaves:
@@ -263,9 +287,10 @@ def _copy_with_attributes(value: Any, items: list[tuple[str, Any]]) -> Any:
 
 
 def _names(key: Any, prefix: str) -> Iterator[str]:
-    if key == _TENSOR:
-        yield prefix
-    elif key != _OTHER:
+    if not isinstance(key, tuple):
+        if key != _OTHER:
+            yield prefix
+    else:
         kind, children = key
         indexed = issubclass(kind, (Mapping, list)) or (issubclass(kind, tuple) and not hasattr(kind, "_fields"))
         fields = getattr(kind, "_fields", None)

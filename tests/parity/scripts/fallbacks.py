@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from basics import Regression
+from basics import Regression, regression_data
 from recording import Run, case, main
 from semantics_models import BackwardInTheStep, fit
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 COUNTED = contextvars.ContextVar("COUNTED", default=0)
 
@@ -448,6 +449,35 @@ def a_parameter_is_made_in_the_step(run: Run) -> None:
     names: list[Any] = []
     fit(run, Scaled())
     run.note("names", names)
+
+
+class Tripled(Tensor):
+    """Tensors of a class of their own, as torchvision's images and masks are."""
+
+    def __mul__(self, other: Any) -> Any:
+        return super().__mul__(3 * other)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found: Any = super().__torch_function__(func, types, args, kwargs)
+        return found / 2 if func is torch.tanh else found
+
+
+@case
+def tensors_of_a_class_of_their_own_in_the_batch(run: Run) -> None:
+    class Asking(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            x = torch.tanh(x * 2) if isinstance(x, Tripled) else x
+            return super().training_step((torch.Tensor.as_subclass(x, Tensor), y), batch_idx)
+
+    def collate(rows: list[Any]) -> list[Tensor]:
+        x, y = (torch.stack(column) for column in zip(*rows, strict=True))
+        return [x.as_subclass(Tripled), y]
+
+    rows = list(zip(*regression_data(), strict=True))
+    loader = DataLoader(rows, batch_size=run.batch_size, collate_fn=collate)  # pyright: ignore[reportArgumentType]
+    run.fit(Asking(), run.trainer(max_epochs=2), loader)
 
 
 if __name__ == "__main__":
