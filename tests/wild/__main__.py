@@ -58,7 +58,7 @@ class Run:
 
 
 def run(program: Path, *, ours: bool, devices: int = 1, precision: str = "32-true") -> Run:
-    """Run a program in a process and a folder of its own; ``precision`` is that of ``recorder.trainer``."""
+    """Run a program in a process and a folder of its own; ``precision`` is ``recorder.PRECISION``."""
     with tempfile.TemporaryDirectory() as folder:
         record, report = Path(folder) / "record.json", Path(folder) / "report.json"
         environment = {**os.environ, "WILD_RECORD": str(record), "PYTHONPATH": f"{ROOT}:{PROGRAMS}", "WILD_DEVICES": str(devices)}
@@ -203,7 +203,7 @@ def row_of(program: Path, *, on_eight: bool) -> Row:
     row = Row(program.stem, run(program, ours=False), run(program, ours=True))
     if on_eight and "recorder.fit(" in program.read_text() and "data_parallel=False" not in program.read_text():
         row.eight = run(program, ours=True, devices=8)
-    if row.fails and re.search(r"recorder\.(fit|trainer)\(", program.read_text()):
+    if row.fails and re.search(r"recorder\.(fit\(|trainer\(|PRECISION)", program.read_text()):
         eight = None if row.eight is None else run(program, ours=True, devices=8, precision="64-true")
         row.in_double = [*(run(program, ours=ours, precision="64-true") for ours in (False, True)), eight]
     return row

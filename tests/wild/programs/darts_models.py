@@ -5,14 +5,21 @@ import recorder
 from darts import TimeSeries
 from darts.models import BlockRNNModel, NBEATSModel, TCNModel, TFTModel
 
-series = TimeSeries.from_values(np.sin(np.arange(120) / 4).astype(np.float32) + 1)
+dtype = np.float64 if recorder.PRECISION == "64-true" else np.float32
+series = TimeSeries.from_values(np.sin(np.arange(120) / 4).astype(dtype) + 1)
 common = {
     "input_chunk_length": 12,
     "output_chunk_length": 4,
     "n_epochs": 1,
     "batch_size": 16,
     "random_state": 1,
-    "pl_trainer_kwargs": {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "logger": False},
+    "pl_trainer_kwargs": {
+        "accelerator": "cpu",
+        "devices": 1,
+        "precision": recorder.PRECISION,
+        "enable_progress_bar": False,
+        "logger": False,
+    },
 }
 for make in (
     lambda: NBEATSModel(**common, num_stacks=2, num_blocks=1, layer_widths=16),

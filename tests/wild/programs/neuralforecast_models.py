@@ -15,6 +15,8 @@ common = {
     "h": 6,
     "input_size": 12,
     "max_steps": 20,
+    "windows_batch_size": None,  # all windows: a compiled step's draws are not torch's
+    "inference_windows_batch_size": 64,
     "enable_progress_bar": False,
     "logger": False,
     "enable_checkpointing": False,
