@@ -67,6 +67,7 @@ CASES_ABOUT_THE_HOST = {
             "what_cached_functions_do_besides",
             "new_objects_that_hooks_change",
             "own_tensors_that_a_step_keeps",
+            "views_and_arrays_of_weights_that_are_kept",
             "numbers_that_come_and_go",
             "batches_that_come_again_as_they_were_left",
         ),

@@ -217,6 +217,36 @@ def own_tensors_that_a_step_keeps(run: Run) -> None:
     run.note("seen", model.seen)
 
 
+@case
+def views_and_arrays_of_weights_that_are_kept(run: Run) -> None:
+    """They show what each step makes of a weight, and what is written through them is the weight's."""
+
+    class Kept(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(8))
+            self.shown = {"view": self.layer.weight.data, "array": self.layer.bias.detach().numpy(), "part": self.total[:2]}
+            self.seen: list[Any] = []
+
+        def on_train_start(self) -> None:
+            self.shown["later"] = self.layer.weight.detach()[:, 0]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.total.add_(batch[0].mean(0))
+            return super().training_step(batch, batch_idx)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.seen.append([torch.as_tensor(one).clone() for one in self.shown.values()])
+            if batch_idx == 1:
+                self.shown["view"].mul_(0.5)
+                self.shown["part"].zero_()
+                self.shown["array"][0] = 0.25
+
+    model = Kept()
+    fit(run, model)
+    run.note("seen", model.seen)
+
+
 @dataclasses.dataclass
 class Marks:
     number: int = 0

@@ -48,6 +48,11 @@ def is_alone(tensor: torch.Tensor) -> bool:
     return whole and not storage.is_shared() and torch._C._storage_Use_Count(storage._cdata) <= _ALONE
 
 
+def is_shown(tensor: torch.Tensor, own: int) -> bool:
+    """Whether more than ``own`` tensors show the memory of one: a view, an array of NumPy's; 0: it has none of its own."""
+    return own > 0 and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) >= _ALONE + own
+
+
 class HostCopies:
     """The storageless tensors of one model, and which of them have memory now.
 

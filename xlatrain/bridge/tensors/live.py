@@ -12,6 +12,7 @@ import functools
 import math
 import traceback
 import types
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ import torch.utils._pytree as pytree
 from xlatrain.bridge.capturing import is_capturing
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.tensors.host import borrowed, from_numpy
-from xlatrain.bridge.tensors.host_copies import HostCopies, storageless
+from xlatrain.bridge.tensors.host_copies import HostCopies, is_shown, storageless
 from xlatrain.bridge.tensors.strides import Strides, dense_strides, strides_of, with_strides
 
 _T: Any = torch.Tensor
@@ -82,6 +83,7 @@ class LiveTensors:
         self._tensors: dict[str, torch.Tensor] = {}
         self._versions: dict[str, int] = {}
         self.exposed: set[str] = set()
+        self._showing: dict[str, int] = {}  # how many of the tensors show the memory of one that has its own
         self.version = 0
         self.forms_changed = 0
         self._traced: Mapping[str, torch.Tensor] | None = None
@@ -100,6 +102,11 @@ class LiveTensors:
             self._versions[name] = _NEVER if name in storageless else self.version
             if name in storageless:
                 self._copies.add(name, tensor)
+        with torch._C.DisableTorchFunctionSubclass():
+            cpu = {name: one for name, one in tensors.items() if name not in storageless and one.device.type == "cpu"}
+            of_each = Counter(one.untyped_storage()._cdata for one in cpu.values())
+            self._showing.update((name, of_each[one.untyped_storage()._cdata]) for name, one in cpu.items())
+        self.exposed |= self._shown(cpu)
 
     @property
     def storageless_bytes(self) -> int:
@@ -162,9 +169,17 @@ class LiveTensors:
     def advance(self) -> None:
         """The arrays were replaced: what the host has is stale."""
         self.version += 1
-        if self.exposed:
-            self.exposed.clear()
+        shown = self._shown(self.exposed) if self.exposed else ()
+        self.exposed.clear()
         self._copies.drop_all()
+        for name in shown:
+            self.expose(name)
+
+    def _shown(self, names: Collection[str]) -> set[str]:
+        """Those whose memory something else shows, too, a view or an array: what reads that cannot be seen."""
+        with torch._C.DisableTorchFunctionSubclass():
+            shown = {name for name in names if is_shown(self._tensors[name], self._showing.get(name, 0))}
+        return {name for name in shown if self.array is None or _is_read_alone(self.array(name))}
 
     def refresh(self, name: str) -> None:
         """Bring the current value of ``name`` to its tensor's host memory, if it is not there yet."""
@@ -234,6 +249,11 @@ class LiveTensors:
             return self._traced[name]
         self.expose(name)
         return tensor
+
+
+def _is_read_alone(array: Any) -> bool:
+    """Whether a process reads the array without the others."""
+    return array.is_fully_addressable or array.is_fully_replicated
 
 
 class _Live:
