@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ import pytest
 from jax._src import compiler
 
 from tests.groups import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 (hooks)
+from xlatrain.host.garbage import uncollected
 
 # A shell has what it starts in the background ignore SIGINT, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
@@ -68,6 +69,13 @@ _THREADS_OF_LIBRARIES = (
 _PROCESSES_THAT_STAY = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _SERVER = "-m tests.warm"  # and not its forks, whose command line is the same
 _GRACE_S = 60.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Tests are collected without looking for garbage, on which a quarter of that time went, in each worker."""
+    with uncollected():
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

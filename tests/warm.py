@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from xlatrain.cluster.launch import child_environment, free_port
+from xlatrain.host.garbage import uncollected
 
 OURS = (
     "torch_compat.callbacks", "torch_compat.preflight", "torch_compat.strategies", "torch_compat.step.mesh_step_runner",
@@ -271,7 +272,8 @@ def _take_environment(environment: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        __import__(name)
+    with uncollected():
+        for name in sys.argv[1:]:
+            __import__(name)
     if (asked := _serve()) is not None:
         _run(**asked)
