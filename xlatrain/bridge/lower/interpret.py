@@ -20,6 +20,7 @@ from xlatrain.bridge.lower.bounded.call import BoundedCall, TrueNumbers
 from xlatrain.bridge.lower.bounded.table import compute as compute_bounded
 from xlatrain.bridge.lower.channels_last import channels_last, images
 from xlatrain.bridge.lower.index_checks import IndexFindings
+from xlatrain.bridge.lower.own_differences import own_differences, zero_of_themselves
 from xlatrain.bridge.lower.prng import KeyPerOp, use_key
 from xlatrain.bridge.lower.recomputation import BARRIER, Recomputation, recomputations
 from xlatrain.bridge.lower.registry import lowering_of
@@ -81,6 +82,7 @@ def lower(
     # Of a tensor whose memory an array shares, torch would no longer change the size.
     constants = {name: as_numpy(tensor.detach().clone()) for name, tensor in capture.constants.items()}
     turned = images(capture.graph.graph) if platform == "cpu" else frozenset[Node]()
+    own = own_differences(capture.graph.graph)
 
     def run(
         inputs: Sequence[Any],
@@ -98,7 +100,8 @@ def lower(
         def compute(node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
             if platform == "cpu" and true is None and node.target is torch.ops.aten.bmm.default:
                 operands = unexpanded(node, operands)
-            return _call(capture, node, operands, draw, found, true, turned=node in turned)
+            value = _call(capture, node, operands, draw, found, true, turned=node in turned)
+            return zero_of_themselves(value, own[node]) if node in own else value
 
         values = Values(schedule, platform, found, staged, mesh)
         given = iter(inputs)

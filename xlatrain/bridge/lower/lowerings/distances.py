@@ -30,13 +30,13 @@ def _norm_gradient(difference: jax.Array, distance: jax.Array, grad: jax.Array, 
     distance, grad = distance[..., None], grad[..., None]
     if p == 0:
         return jnp.zeros_like(difference)
-    if p == 1:
-        return grad * jnp.sign(difference)
-    if math.isinf(p):
-        return grad * jnp.sign(difference) * (jnp.abs(difference) == distance)
     safe = jnp.where(distance == 0, 1, distance)
     size = jnp.abs(difference)
-    if p == 2:
+    if p == 1:
+        unit = jnp.sign(difference)
+    elif math.isinf(p):
+        unit = jnp.sign(difference) * (size == distance)
+    elif p == 2:
         unit = difference / safe
     elif p < 2:
         # a zero difference has an infinite slope below p = 1, where torch takes zero as well
