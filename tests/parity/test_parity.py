@@ -336,6 +336,7 @@ def test_one_program_whatever_masks_select(script: str, case: str, backend: Back
 PROGRAMS = {
     ("wild", "stored_by_the_first_step"): [2, 4, 4, 2, 2],
     ("wild", "windows_of_losses"): [3, 3, 4],
+    ("wild", "windows_of_numbers"): [5, 6],
     ("wild", "initialized_by_the_first_step"): [4, 3, 3],
 }
 

@@ -52,7 +52,8 @@ class CarriedPlace:
         contents = self.contents(roots)
         if isinstance(contents, dict):
             return contents.get(self.key, MISSING)
-        return contents[self.key] if contents is not None and len(contents) >= -self.key else MISSING
+        too_long = isinstance(contents, deque) and (contents.maxlen or 0) > _MOST_ENTRIES  # it will be
+        return contents[self.key] if contents is not None and len(contents) >= -self.key and not too_long else MISSING
 
     def look(self, roots: Mapping[str, Any]) -> tuple[list[torch.Tensor], Hashable]:
         """The tensors that are there, and what else a program depends on; no tensors where they cannot be inputs."""

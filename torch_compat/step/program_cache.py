@@ -39,6 +39,7 @@ from xlatrain.mesh.mesh import platform
 from xlatrain.xla.compilation_cache import block_of, first_run
 
 _OUTLINES = 16
+_OTHERS = 3  # programs of a step that looks into what it fills, if none of them comes again
 _MAX_SHAPES = 8  # of all buffers together
 _MOST_KEPT = 16  # programs of a step, which the next run takes over: a run may have 64
 
@@ -212,7 +213,7 @@ class ProgramCache:
             replaced = differs = False
             while isinstance(found := self._find(own, key, host_values), Doubt):
                 with self._telling_stored():
-                    same = self._settle(own, found, wanted)
+                    same = self._settle(own, key, found, wanted)
                 replaced = replaced or (found.is_audit and not same)
                 differs = differs or (found.is_of_state and not same)
                 if found.is_of_state and same and own.answered(key, found.about) == 1:
@@ -253,7 +254,7 @@ class ProgramCache:
     def _outline(self, own: StepPrograms) -> tuple[Hashable, ...]:
         return tuple(outline(place, self._changed) for place in own.deciding) if own.deciding else ()
 
-    def _settle(self, own: StepPrograms, doubt: Doubt, wanted: Wanted) -> bool:
+    def _settle(self, own: StepPrograms, key: Key, doubt: Doubt, wanted: Wanted) -> bool:
         """Run the step's Python once more, and note at the program that is in doubt whether it does the same.
 
         Raises:
@@ -266,10 +267,11 @@ class ProgramCache:
                 own.drop(program)
             return same
         of_outline = not doubt.is_of_state
-        if of_outline and len(program.outlines) > _OUTLINES and len(program.outlines) * 8 > program.runs:
+        seldom = len(program.outlines) > _OUTLINES and len(program.outlines) * 8 > program.runs
+        if of_outline and (seldom or (len(own.of(key)) > _OTHERS and all(one.runs == 1 for one in own.of(key)))):
             raise ImpureStepError(
                 f"{own.name} fills {next(iter(own.deciding))} and looks at what is in there, or changes an entry of it, while it "
-                "becomes longer or shorter all the time: look at it in a hook such as on_train_batch_end; or run eagerly "
+                "is another all the time: look at it in a hook such as on_train_batch_end; or run eagerly "
                 "(XLATRAIN_EXECUTOR=eager)"
             )
         with self._compiling():

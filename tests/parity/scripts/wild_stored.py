@@ -150,6 +150,32 @@ def windows_of_losses(run: Run) -> None:
         run.note(name, [one.item() for one in (*model.recent, *[p.detach().sum() for p in model.parameters()])])
 
 
+class NumbersKept(Stateful):
+    """Means of numbers that a deque keeps: logged, or a factor of the loss."""
+
+    def __init__(self, longest: int, factor: float) -> None:
+        super().__init__()
+        self.recent: deque[float] = deque(maxlen=longest)
+        self.factor = factor
+
+    def look(self, z: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(z, y)
+        self.recent.append(loss.item())
+        mean = sum(self.recent) / len(self.recent)
+        self.log("mean", mean, on_step=True, on_epoch=True)
+        self.log("above", loss.item() - 0.5 * mean + 1.0)
+        return loss * (1 + self.factor * mean) if self.factor else loss
+
+
+@case
+def windows_of_numbers(run: Run) -> None:
+    for longest, factor in ((50, 0.0), (2, 0.1)):
+        torch.manual_seed(1)
+        model = NumbersKept(longest, factor)
+        run.trainer(max_epochs=4).fit(model, run.loader(*class_data(64)))
+        run.note(f"{longest}", [*model.recent, *[p.detach().sum().item() for p in model.parameters()]])
+
+
 class Codebook(Classifier):
     """Codes that plain Python and numpy find in the first batch; ``way``: what says that this has been done."""
 

@@ -184,6 +184,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         Exception: the step's own, or that of an op which refuses its arguments, with the user's line as a note.
     """
     module, trace = spec.module, StepTrace()
+    trace.logs.on_host = inputs.numbers is not None  # numbers of earlier steps would make another program each time
     flags = {name: param.requires_grad for name, param in inputs.params.items()}
     hooks = {name: hooks_of(param) for name, param in inputs.params.items()}
     changed_flags: dict[str, bool] = {}

@@ -82,12 +82,14 @@ class LogRecorder:
 
     Attributes:
         calls: the host calls of the same capture.
+        on_host: numbers that the host can compute are no outputs of the step.
     """
 
     calls: HostCalls
     metrics: MetricCalls
     entries: list[LogEntry] = field(default_factory=list)
     scalars: list[torch.Tensor] = field(default_factory=list)
+    on_host: bool = False
 
     def record(self, hook: str, name: str, value: Any, options: LogOptions) -> None:
         """Note one value; tensors become outputs of the step.
@@ -105,7 +107,7 @@ class LogRecorder:
         if is_metric(value):
             metric, value = value, self.metrics.step_value(value, used=bool(resolve(options, hook).on_step))
         if type(value) is HostFuture:
-            if (traced := value.tensor()) is None:
+            if (traced := value.tensor(made=self.on_host)) is None:
                 self.entries.append(LogEntry(hook, name, options, value.slot(), metric=metric, weight=weight))
                 return
             value = traced

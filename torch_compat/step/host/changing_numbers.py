@@ -13,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torch_compat.step.host.calls import is_traced
+from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalar_plan import SLOTS
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from torch_compat.step.values.marks import mark
@@ -64,6 +65,10 @@ class _Lifting(TorchFunctionMode):
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        for one in args:
+            if type(one) is HostFuture:
+                with self:  # its arithmetic has numbers, too
+                    one.tensor()
         if name in _ARITHMETIC and any(map(is_traced, args)):
             lifted = tuple(map(self._lifted, args))
             if any(type(one) is HostScalar for one in lifted):

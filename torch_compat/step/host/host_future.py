@@ -46,6 +46,10 @@ _FIX = (
 )
 
 
+_ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv)
+"""Of numbers of this step and others, such as those of earlier steps, it is in the graph where somebody wants it there."""
+
+
 @dataclass(frozen=True)
 class Known:
     """A value that is known before the step.
@@ -76,21 +80,22 @@ class HostFuture:
     Args:
         calls: the recorder.
         slot: which result.
-        traced: the same value as a 0-d tensor of the graph, if it is one: what tensor arithmetic uses.
+        traced: the same value as a 0-d tensor of the graph, if it is one: what tensor arithmetic uses; or the function that
+            computes it, where somebody wants it.
         like: any value of the same type and shape, where they are known: answers ``isinstance``, ``shape`` and ``len``.
         known: where it is known before the step.
         compared: the traced numbers whose comparison it is.
         later: computes the same value in the graph, where the step computes with it; None from it: that cannot be.
     """
 
-    __slots__ = ("_calls", "_compared", "_counts", "_known", "_later", "_like", "_slot", "_traced")
+    __slots__ = ("_calls", "_compared", "_computes", "_counts", "_known", "_later", "_like", "_made", "_slot")
     comes_after_the_step = True
 
     def __init__(
         self,
         calls: HostCalls,
         slot: ValueSlot,
-        traced: torch.Tensor | None = None,
+        traced: torch.Tensor | Callable[[], torch.Tensor] | None = None,
         like: Any = None,
         known: Known | None = None,
         compared: Compared | None = None,
@@ -100,7 +105,7 @@ class HostFuture:
         self._compared = compared
         self._known = known
         self._slot = slot
-        self._traced = traced
+        self._made, self._computes = (traced, None) if isinstance(traced, torch.Tensor) else (None, traced)
         self._like = like
         self._later = later
         self._counts = False
@@ -114,9 +119,15 @@ class HostFuture:
         self._calls.used.add(self._slot.index)
         return self._slot
 
-    def tensor(self) -> torch.Tensor | None:
-        """The value as a traced tensor, if there is one."""
-        return self._traced
+    @property
+    def _traced(self) -> torch.Tensor | None:
+        if self._computes is not None:
+            self._made, self._computes = self._computes(), None
+        return self._made
+
+    def tensor(self, *, made: bool = False) -> torch.Tensor | None:
+        """The value as a traced tensor, if there is one; ``made``: if it has been computed."""
+        return self._made if made else self._traced
 
     def in_graph(self) -> torch.Tensor | None:
         """The value as a traced tensor to compute with; None where the host alone has it."""
@@ -198,10 +209,12 @@ class HostFuture:
         if known is None and self._known is not None and (kwargs or function is _call):
             self._known.changed.append(getattr(function, "__name__", "a call"))
         slot = self._record(function, args, kwargs, pure=known is not None)
-        both = None
-        if traced and all(type(a) is not HostFuture or a._traced is not None for a in args):
-            found = _IN_GRAPH.get(function, function)(*(a._traced if type(a) is HostFuture else a for a in args))
-            both = found if isinstance(found, torch.Tensor) else None
+        both: Any = None
+        deferred = [a for a in args if type(a) is HostFuture]
+        if traced and all(one._computes is not None or one._made is not None for one in deferred):
+            both = functools.partial(_computed, function, args)
+            if function not in _ARITHMETIC or not (any(type(a) is float for a in args) or any(one._computes for one in deferred)):
+                both = both()
         likes = [a._like if type(a) is HostFuture else a for a in args]
         numbers = not kwargs and all(isinstance(like, int | float) for like in likes)
         like = _number_like(function, likes) if numbers else None
@@ -414,6 +427,12 @@ def length_of(*args: Any) -> Any:
 
 def _as_float(value: Any) -> Any:
     return value.to(torch.get_default_dtype()) if isinstance(value, torch.Tensor) else float(value)
+
+
+def _computed(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """``function`` in the graph; None where that gives no tensor."""
+    found = _IN_GRAPH.get(function, function)(*(a._traced if type(a) is HostFuture else a for a in args))
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def _known_result(function: Callable[..., Any], args: tuple[Any, ...]) -> Known | None:
