@@ -1,8 +1,7 @@
 """Products of a batch by one matrix, for XLA:CPU.
 
-``torch.matmul`` of an input that is not contiguous, as ``batch_first`` of a recurrent layer or an attention makes it, is a
-batched product with the matrix expanded to the batch, unless the input wants a gradient. XLA:CPU writes that copy for each row:
-a quarter of an LSTM's ``predict``.
+``torch.matmul`` of an input that is not contiguous, as ``batch_first`` of a recurrent layer makes it, is a batched product with
+the matrix expanded to the batch where neither wants a gradient, as in frozen layers. XLA:CPU writes that copy for each row.
 """
 
 from __future__ import annotations
