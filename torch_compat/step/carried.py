@@ -165,7 +165,7 @@ class _Beside(BatchSpec):
             kept, structure = pytree.tree_flatten(place.value(self._roots))
             traced = [stand_for(next(carried), one) if isinstance(one, torch.Tensor) else one for one in kept]
             contents = place.contents(self._roots)
-            base = next(kind for kind in _HOLDERS if isinstance(contents, kind))  # of the user's own class nothing is called
+            base: Any = next(kind for kind in _HOLDERS if isinstance(contents, kind))  # of the user's own class nothing is called
             base.__setitem__(contents, place.key, pytree.tree_unflatten(traced, structure))
         return self._inner.unflatten(leaves[:own], other)
 

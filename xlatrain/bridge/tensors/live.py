@@ -176,7 +176,7 @@ class LiveTensors:
             self.expose(name)
 
     def _shown(self, names: Collection[str]) -> set[str]:
-        """Those whose memory something else shows, too, a view or an array: what reads that cannot be seen."""
+        """Find those whose memory something else shows, too, a view or an array: what reads that cannot be seen."""
         with torch._C.DisableTorchFunctionSubclass():
             shown = {name for name in names if is_shown(self._tensors[name], self._showing.get(name, 0))}
         return {name for name in shown if self.array is None or _is_read_alone(self.array(name))}

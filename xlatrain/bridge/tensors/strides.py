@@ -52,7 +52,7 @@ def with_strides(tensor: torch.Tensor, strides: Strides) -> torch.Tensor:
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one storage have an element in common, or may have where that takes long to tell."""
     try:
-        return np.shares_memory(_geometry(one), _geometry(other), max_work=10_000)
+        return np.shares_memory(_geometry(one), _geometry(other), max_work=10_000)  # pyright: ignore[reportArgumentType]  numpy's stub has 0 and -1
     except np.exceptions.TooHardError:
         return True
 
