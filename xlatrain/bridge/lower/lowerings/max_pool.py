@@ -70,6 +70,7 @@ def _max_of_taps(x: jax.Array, windows: Sequence[Windows]) -> tuple[jax.Array, j
         lowest = jnp.asarray(_lowest(x.dtype), x.dtype)
         config = [(0, 0, 0)] * first_dim + [(low, high, 0) for low, high in pads] + [(0, 0, 0)]
         with not_inlined():  # the image is padded once, not for each tap
+            # without compiler_options: a part of the program that it is traced into
             x = jax.jit(functools.partial(lax.pad, padding_config=config))(x, lowest)
     strides = [math.prod(along.size for along in windows[dim + 1 :]) for dim in range(len(windows))]
     begins = [np.where(along.inside, along.positions, along.size).min(1) for along in windows]  # where nothing is larger
