@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import random
 from typing import Any
@@ -318,6 +319,35 @@ def result_with_extras(run: Run) -> None:
     rows: list[Any] = []
     fit(run, Extra(), accumulate_grad_batches=2)
     run.note("rows", rows)
+
+
+@case
+def a_cached_property_is_dropped_in_a_hook(run: Run) -> None:
+    """A number that is an input, and is deleted without an assignment, is computed by the step once more."""
+
+    class Cached(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rate = 1.0
+
+        @functools.cached_property
+        def factor(self) -> float:
+            return self.rate * 1.5
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * self.factor
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                self.rate += 0.5
+                self.__dict__.pop("factor", None)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            seen.append([outputs["loss"].item(), self.factor])
+
+    seen: list[Any] = []
+    fit(run, Cached(), n=96, max_epochs=3)
+    run.note("seen", seen)
 
 
 @case

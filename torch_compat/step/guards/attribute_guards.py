@@ -74,6 +74,7 @@ class AttributeGuards:
         self._exact: dict[str, set[Where]] = {}
         # Inputs of every step that reads them: another value of the type changes no key. None while it is no number.
         self._free: dict[Where, type | None] = {}
+        self._kinds: dict[Where, type] = {}  # of all inputs, as they were seen last
         self._tracer: ScalarTracer | None = None
         self._draws: DrawRecorder | None = None
 
@@ -136,6 +137,8 @@ class AttributeGuards:
     def _note_set(self, where: Where) -> None:
         """An attribute was set or deleted: another key, unless it is an input and still a number of the same type."""
         kind = type(self._value(where))
+        if where in self._kinds:
+            self._kinds[where] = kind
         if self._free.get(where) is kind:
             return
         if where in self._free:
@@ -173,6 +176,9 @@ class AttributeGuards:
 
     def refresh(self, step: str) -> None:
         """Find what ``step`` reads and was changed without an assignment that is followed; cheap where nothing was."""
+        for where in self._inputs.get(step, ()):
+            if type(self._value(where)) is not self._kinds[where]:  # it was deleted, or put into ``__dict__``
+                self._note_set(where)
         held = self._held.get(step)
         if held is None:
             return
@@ -296,6 +302,7 @@ class AttributeGuards:
     def _changed_inputs(self) -> None:
         """Reads or inputs of a step have changed."""
         self._changes += 1
+        self._kinds = {where: type(self._value(where)) for where in self._all_inputs()}
         reading = {where: [step for step, reads in self._reads.items() if where in reads] for where in self._all_inputs()}
         self._free = {
             where: kind if (kind := type(self._value(where))) in _NUMBERS else None
