@@ -14,7 +14,7 @@ frame = pd.concat(
 common = {
     "h": 6,
     "input_size": 12,
-    "max_steps": 5,
+    "max_steps": 20,
     "precision": recorder.PRECISION,
     "windows_batch_size": None,  # all windows: a compiled step's draws are not torch's
     "inference_windows_batch_size": 64,
