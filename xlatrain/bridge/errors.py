@@ -54,7 +54,6 @@ class DtypeError(LoweringError, TypeError):
     """A torch dtype that JAX does not have."""
 
 
-@functools.cache  # a capture asks thousands of times: for each word that torch itself logs
 def let_go(error: BaseException) -> None:
     """Clear the frames of an error that nobody is shown: they hold what a run of the user's Python held, which may be in a cycle.
 
@@ -68,6 +67,7 @@ def let_go(error: BaseException) -> None:
         told = told.__cause__ or told.__context__
 
 
+@functools.cache  # a capture asks thousands of times: for each word that torch itself logs
 def is_user_file(filename: str) -> bool:
     """True for source files that belong neither to Python, nor to an installed package, nor to xlatrain; or typed in."""
     if filename.startswith("<"):

@@ -1,4 +1,4 @@
-"""Which source lines are the user's own."""
+"""Which source lines are the user's own, and what errors hold."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import sysconfig
 import traceback
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from xlatrain.bridge import errors
-from xlatrain.bridge.errors import is_user_file
+from xlatrain.bridge.errors import CaptureError, is_user_file, let_go
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,22 @@ def test_a_librarys_step_is_named_by_its_line_and_the_users_that_led_there(tmp_p
     own = [script, facade, script, step, below]  # the user's step calls the library
     assert errors.user_line(traceback.StackSummary.from_list(own)) == f"{tmp_path / 'train.py'}:3: model.fit(data)"
     assert errors.user_line(traceback.StackSummary.from_list([facade, below])) is None
+
+
+def test_an_error_that_is_let_go_keeps_nothing_alive() -> None:
+    class Held:
+        pass
+
+    def failing(seen: list[weakref.ref[object]]) -> None:
+        held = Held()
+        seen.append(weakref.ref(held))
+        raise CaptureError("not compiled")
+
+    seen: list[weakref.ref[object]] = []
+    try:
+        failing(seen)
+    except CaptureError as error:
+        let_go(error)
+        seen += [weakref.ref(error)]
+        assert seen[0]() is None
+    assert seen[1]() is None
