@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
@@ -31,9 +32,9 @@ def own_differences(graph: torch.fx.Graph) -> dict[Node, Pairs]:
     for node in graph.nodes:
         if node.target is _aten.sub.Tensor and not node.kwargs and all(isinstance(one, Node) for one in node.args):
             pairs = _pairs(node)
-        elif node.target is _aten._cdist_forward.default and _source(node.args[0])[0] is _source(node.args[1])[0]:
+        elif node.target is _aten._cdist_forward.default:
             rows = len(_shape(node)) - 2
-            pairs = ((rows, rows + 1),) if _source(node.args[0]) == _source(node.args[1]) else ()
+            pairs = ((rows, rows + 1),) if _are_one(*node.args[:2]) else ()
         else:
             continue
         if pairs:
@@ -49,9 +50,10 @@ def zero_of_themselves(value: jax.Array, pairs: Pairs) -> jax.Array:
 
 
 def _pairs(node: Node) -> Pairs:
-    (source, first), (other, second) = map(_source, node.args)
+    (source, *of_first), (other, *of_second) = map(_way, node.args)
     if source is not other:
         return ()
+    first, second = _dims(source, of_first), _dims(source, of_second)
     rank = len(_shape(node))
     first, second = ((None,) * (rank - len(dims)) + dims for dims in (first, second))
     pairs = []
@@ -63,16 +65,27 @@ def _pairs(node: Node) -> Pairs:
     return tuple(pair for pair in pairs if pair[0] != pair[1])
 
 
-def _source(node: Any) -> tuple[Node, _Dims]:
-    """The tensor that a view shows, through dims that are new, of size one, or in another order; and the view's dims."""
-    steps = []
+def _are_one(one: Node, other: Node) -> bool:
+    """Whether two tensors have the same elements at the same places."""
+    (source, *views), (other_source, *other_views) = _way(one), _way(other)
+    return source is other_source and _dims(source, views) == _dims(source, other_views)
+
+
+def _way(node: Any) -> list[Node]:
+    """The tensor that a view shows, and the views from there to it, of dims that are new, of size one, or in another order."""
+    views = []
     while node.target in _VIEWS and not (node.target is _aten.view.default and _large(node) != _large(node.args[0])):
-        steps.append(node)
+        views.append(node)
         node = node.args[0]
-    dims: _Dims = tuple(range(len(_shape(node))))
-    for view in reversed(steps):
+    return [node, *reversed(views)]
+
+
+def _dims(source: Node, views: Sequence[Node]) -> _Dims:
+    """The dims of the last of these views of ``source``."""
+    dims: _Dims = tuple(range(len(_shape(source))))
+    for view in views:
         dims = _VIEWS[view.target](view, dims)
-    return node, dims
+    return dims
 
 
 def _unsqueezed(view: Node, dims: _Dims) -> _Dims:
