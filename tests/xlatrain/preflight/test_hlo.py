@@ -54,13 +54,20 @@ ENTRY %main (p: f32[4]) -> f32[4] {
   %across = f32[4]{0} all-to-all(%p), channel_id=11, replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}
   %part = f32[2]{0} all-gather(%p), channel_id=12, replica_groups=mesh['a'=8] {'a':(1)2}, dimensions={0}
   %turn = f32[4]{0} collective-permute(%p), channel_id=13, source_target_pairs={{0,0},{1,5},{5,1}}
-  %out = (f32[256,8]{1,0}, u32[], token[]) send(%b, %t), channel_id=2, frontend_attributes={_xla_megascale_target="{1,2}x{0:3}"}
+  %out = (f32[256,8]{1,0}, u32[], token[]) send(%b, %t), channel_id=2, frontend_attributes={_xla_megascale_target="{1,2}x{0:3}",\
+_xla_megascale_transfer_type="ALL_REDUCE"}
+  %parts = (f32[4]{0}, u32[], token[]) send(%b, %t), channel_id=3, frontend_attributes={_xla_megascale_target="{1,2,3,4}x{0:3}",\
+_xla_megascale_transfer_type="ALL_GATHER"}
+  %moved = (f32[8]{0}, u32[], token[]) send(%b, %t), channel_id=4, frontend_attributes={\
+_xla_megascale_target={{100000,100001,200000,200001},{100002,100003,200002,200003}},_xla_megascale_transfer_type="ALL_TO_ALL"}
+  %on = (f32[8]{0}, u32[], token[]) send(%b, %t), channel_id=6, frontend_attributes={\
+_xla_megascale_target={{100000,200000},{200000,100000}},_xla_megascale_transfer_type="ONE_TO_ONE"}
 }
 """
 
 
 def test_lines_of_a_tpu_program() -> None:
-    """Clones count once, loops by their length, a fused all-reduce and slice as a reduce-scatter, sends between slices."""
+    """Clones count once, loops by their length, a fused all-reduce and slice as a reduce-scatter, sends as what they begin."""
     hlo = Hlo(TPU, make_mesh({"data": 2, "fsdp": 4}, jax.devices()))
     found = {(one.kind, one.axes, one.count, one.bytes) for one in hlo.collectives()}
     assert found == {
@@ -71,8 +78,13 @@ def test_lines_of_a_tpu_program() -> None:
         ("all-to-all", ("data",), 1, 4 * 4),
         ("all-gather", ("data",), 1, 2 * 4),
         ("collective-permute", ("data",), 1, 4 * 4),
-        ("send", ("dcn",), 1, 256 * 8 * 4),
+        ("all-reduce", ("dcn",), 1, 256 * 8 * 4),
+        ("all-gather", ("dcn",), 1, 4 * 4 * 4),
+        ("all-to-all", ("dcn",), 1, 8 * 4),
+        ("collective-permute", ("dcn",), 1, 8 * 4),
     }
+    sent = {one.kind: one.wire_bytes for one in hlo.collectives() if one.axes == ("dcn",)}
+    assert sent == {"all-reduce": 256 * 8 * 4, "all-gather": 3 * 4 * 4, "all-to-all": 4 * 4, "collective-permute": 8 * 4}
     assert sum(hlo.costs().cycles.values()) == 320
 
 
@@ -220,6 +232,49 @@ def test_costs_count_loops_and_only_what_is_read() -> None:
     assert costs.traffic["optimizer"] == 2 * block
     (gather,) = hlo.collectives()
     assert (gather.count, gather.bytes, gather.asynchronous) == (1, 16 * 128 * 2, True)
+
+
+PEELED = """HloModule jit_f
+
+%condition (p: s32[]) -> pred[] {
+  %bound = s32[]{:T(128)} constant(6)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %bound), direction=LT
+}
+
+%begin.1 (p: bf16[2,128]) -> bf16[16,128] {
+  %all = bf16[16,128]{1,0} all-gather(%own), channel_id=3, replica_groups=[1,8]<=[8], dimensions={0}
+  ROOT %call = bf16[16,128] custom-call(%all), custom_call_target="AsyncCollectiveStart"
+}
+
+%step.1 (p: bf16[2,128]) -> bf16[16,128] {
+  ROOT %all = bf16[16,128]{1,0} all-gather(%own), channel_id=3, replica_groups=[1,8]<=[8], dimensions={0}
+}
+
+%begin.2 (p: bf16[2,128]) -> bf16[16,128] {
+  %all = bf16[16,128]{1,0} all-gather(%own), channel_id=3, replica_groups=[1,8]<=[8], dimensions={0}
+  ROOT %call = bf16[16,128] custom-call(%all), custom_call_target="AsyncCollectiveStart"
+}
+
+%body (p: s32[]) -> s32[] {
+  %begun = bf16[16,128]{1,0} fusion(%x), kind=kCustom, calls=%begin.1
+  %stepped = bf16[16,128]{1,0} fusion(%x), kind=kCustom, calls=%step.1
+  %sum = f32[16]{0} all-reduce(%p), channel_id=9, replica_groups=[1,8]<=[8], to_apply=%add
+}
+
+ENTRY %main (p: bf16[64,128]) -> bf16[8,128] {
+  %loop = s32[] while(%t), condition=%condition, body=%body
+  %begun = bf16[16,128]{1,0} fusion(%x), kind=kCustom, calls=%begin.2
+  %sum = f32[16]{0} all-reduce(%p), channel_id=9, replica_groups=[1,8]<=[8], to_apply=%add
+}
+"""
+
+
+def test_a_turn_outside_of_its_loop_counts_too() -> None:
+    """XLA puts the first or the last turn of a loop outside of it. Its collectives have the channels of those in the loop."""
+    hlo = Hlo(PEELED, make_mesh({"fsdp": 8}, jax.devices()))
+    found = {(one.kind, one.count, one.bytes, one.asynchronous) for one in hlo.collectives()}
+    assert found == {("all-gather", 7, 16 * 128 * 2, True), ("all-reduce", 7, 16 * 4, False)}
 
 
 def test_costs_of_a_program_whose_true_counts_are_known() -> None:
