@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 import wild_habits  # noqa: F401
 import wild_kinds  # noqa: F401
+import wild_numbers  # noqa: F401
 import wild_stored  # noqa: F401
 from basics import class_data
 from recording import Run, case, main

@@ -52,9 +52,9 @@ from torch_compat.step.guards.origins import (
     texts_of,
 )
 from torch_compat.step.guards.taking import is_taking, iterator_of, take
-from torch_compat.step.host.arrays import HostArray, constructor
+from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.host_future import as_float, as_int, length_of
-from torch_compat.step.host.number_functions import extreme_of
+from torch_compat.step.host.number_functions import constructor, extreme_of, of_lists
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import host_random_state, same_state
 from torch_compat.step.values.marks import PLAIN, has_contents
@@ -147,7 +147,9 @@ class CalledFunctions:
         module = getattr(function, "__module__", None) or ""
         if is_setting(module, function):
             return self._asking_setting(function)
-        if module.partition(".")[0] == "numpy" or getattr(function, "__name__", "") in TAKES_DATA:
+        if module.partition(".")[0] == "numpy":
+            return self._wrapped(of_lists(function))
+        if getattr(function, "__name__", "") in TAKES_DATA:
             return self._wrapped(function)
         if module.lstrip("_") in OF_FRAMES:
             return function

@@ -219,22 +219,6 @@ def computed(tracer: ScalarTracer, function: Callable[..., Any], args: Any, kwar
     return HostArray(tracer, expression, text, now, [tensors for one in arrays for tensors in one._shared])
 
 
-def constructor(kind: Any) -> Callable[..., Any] | None:
-    """A class of tensors, or ``np.array``, that also takes an array of the step; None for anything else."""
-    if kind is np.array or kind is np.asarray:
-        return _constructing(kind, lambda array, **options: array._then(np.array, "array", **options))
-    if kind is torch.Tensor or (isinstance(kind, type) and type(kind) is type(torch.FloatTensor)):
-        return _constructing(kind, lambda array: array.tensor(torch.get_default_dtype() if kind is torch.Tensor else kind.dtype))
-    return None
-
-
-def _constructing(kind: Any, make: Callable[..., Any]) -> Callable[..., Any]:
-    def construct(*args: Any, **kwargs: Any) -> Any:
-        return (make if len(args) == 1 and type(args[0]) is HostArray else kind)(*args, **kwargs)
-
-    return construct
-
-
 def of_numbers(numbers: list[HostScalar]) -> HostArray:
     """An array of numbers that are others for each step."""
     expressions = [one._expression for one in numbers]

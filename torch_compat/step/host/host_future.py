@@ -193,13 +193,21 @@ class HostFuture:
         """Whether programs may take it as an input; if not, it is a constant of each."""
         return self._calls.asked is not None and self._calls.asked.offsets.meet()
 
+    def is_of_host(self) -> bool:
+        """Whether the host alone computes it, after the step."""
+        return self._known is None and self._made is None and self._computes is None
+
     def stays_a_number(self) -> bool:
         """Whether it is a real number of the graph that only the running step knows."""
         return self._known is None and self._traced is not None and isinstance(self._like, int | float)
 
     def as_float(self) -> HostFuture:
         """The number as ``float()`` gives it."""
-        return self if type(self._like) is float else self._apply(_as_float, self, traced=True)
+        if type(self._like) is float:
+            return self
+        made = self._apply(float, self, traced=True)
+        made._like = 0.0
+        return made
 
     # -- derived values --------------------------------------------------------------------------------------------
 
@@ -257,6 +265,10 @@ class HostFuture:
         if self._known is not None and name not in _PURE:
             self._known.changed.append(name)
         return HostFuture(self._calls, self._slot.part("attr", name), known=known)
+
+    def given_to(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """``function``, which has no result but its value, of arguments in which it is."""
+        return self._apply(function, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> HostFuture:
         return self._apply(_call, self, *args, **kwargs)
@@ -395,12 +407,12 @@ class HostFuture:
 
 
 def as_float(*args: Any) -> Any:
-    """``float(*args)`` in a captured step: of a value that the running step or the state knows, a value that comes later; a
-    counter stays one."""
+    """``float(*args)`` in a captured step: of a value that the running step, the host after it or the state knows, a value that
+    comes later; a counter stays one."""
     value: Any = args[0] if len(args) == 1 else None
     if is_traced(value) and value.numel() == 1:
         value = value.item()
-    if type(value) is HostFuture and (value.stays_a_number() or (value.is_of_state() and value.may_move())):
+    if type(value) is HostFuture and (value.is_of_host() or value.stays_a_number() or (value.is_of_state() and value.may_move())):
         return value.as_float()
     return value.mapped(float) if type(value) is HostScalar else float(*args)
 
@@ -423,10 +435,6 @@ def as_int(*args: Any) -> Any:
 def length_of(*args: Any) -> Any:
     """``len(*args)`` in a captured step: of rows that a mask selects a value that comes later."""
     return args[0].size(0) if len(args) == 1 and type(args[0]) is MaskedRows else len(*args)
-
-
-def _as_float(value: Any) -> Any:
-    return value.to(torch.get_default_dtype()) if isinstance(value, torch.Tensor) else float(value)
 
 
 def _computed(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -462,7 +470,8 @@ def _known_operand(arg: Any) -> Known | None:
 
 
 _IN_GRAPH: dict[Any, Callable[..., Any]] = {
-    getattr(owner, name): getattr(torch, name) for owner in (math, np) for name in ("isnan", "isinf", "isfinite")
+    **{getattr(owner, name): getattr(torch, name) for owner in (math, np) for name in ("isnan", "isinf", "isfinite")},
+    float: lambda tensor: tensor.detach().to(torch.get_default_dtype()),
 }
 """Functions of Python numbers, and what they are on tensors."""
 
@@ -501,7 +510,7 @@ def _later_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         if any(value is None and type(leaf) is HostFuture for value, leaf in zip(values, leaves, strict=True)):
             return None
         args, kwargs = pytree.tree_unflatten(values, spec)
-        return function(*args, **kwargs)
+        return _IN_GRAPH.get(function, function)(*args, **kwargs)
 
     return later
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.step.host.arrays import HostArray, of_numbers
+from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.offsets import width
 from torch_compat.step.host.scalars import HostScalar
@@ -72,7 +74,7 @@ def _making(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     def make(*args: Any, dtype: torch.dtype | None = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
         if args and type(args[0]) is HostArray:
             return args[0].tensor(dtype).requires_grad_(requires_grad)
-        if args and _holds_numbers(args[0]):
+        if args and _holds_numbers(args[0]) and not _refuses(args[0], dtype):
             tensor = _as_tensor(args[0])
             if dtype is None and factory.__name__ == "scalar_tensor":
                 dtype = torch.get_default_dtype()
@@ -124,16 +126,28 @@ def _new_tensor(like: torch.Tensor, data: Any, *, dtype: torch.dtype | None = No
 
 
 def _holds_numbers(data: Any) -> bool:
-    """Whether there are counters, drawn numbers or numbers of a tensor of the step in it."""
+    """Whether there are counters, drawn numbers, numbers of a tensor of the step or, in a list, such tensors in it."""
     if type(data) in (list, tuple):
-        return any(_holds_numbers(one) for one in data)
+        return any(is_traced(one) or _holds_numbers(one) for one in data)
     return type(data) in (HostScalar, HostArray) or (type(data) is HostFuture and data.read_of() is not None)
+
+
+def _refuses(data: Any, dtype: torch.dtype | None) -> bool:
+    """Whether torch refuses tensors in a list for numbers of this dtype: ``torch.tensor([loss], dtype=torch.long)``."""
+    if type(data) in (list, tuple):
+        return any(_refuses(one, dtype) for one in data)
+    if not is_traced(data):
+        return False
+    fractions = data.is_floating_point() or data.is_complex()
+    return data.numel() != 1 or (fractions and dtype is not None and not (dtype.is_floating_point or dtype.is_complex))
 
 
 def _as_tensor(data: Any) -> torch.Tensor:
     """``data`` as torch infers it: int64 where all is whole, else the default dtype."""
     if type(data) is HostArray:
         return data.tensor()
+    if is_traced(data):
+        return data.detach().reshape(())  # one number: torch asks each for its item
     if type(data) in (HostScalar, HostFuture):
         tensor = data.tensor() if type(data) is HostScalar else data.read_of()
         if isinstance(data, np.ndarray):
@@ -149,6 +163,39 @@ def _as_tensor(data: Any) -> torch.Tensor:
     parts = [_as_tensor(one) for one in data]
     dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
     return torch.stack([part.to(dtype) for part in parts])
+
+
+def constructor(kind: Any) -> Callable[..., Any] | None:
+    """A class of tensors, or ``np.array``, that also takes numbers of the step; None for anything else."""
+    if kind is np.array or kind is np.asarray:
+        return _constructing(of_lists(kind), lambda array, **options: array._then(np.array, "array", **options))
+    if kind is torch.Tensor or (isinstance(kind, type) and type(kind) is type(torch.FloatTensor)):
+        dtype = torch.get_default_dtype() if kind is torch.Tensor else kind.dtype
+        return _constructing(kind, lambda array: array.tensor(dtype), lambda data: torch.tensor(data, dtype=dtype))
+    return None
+
+
+def _constructing(kind: Any, make: Callable[..., Any], of_list: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    def construct(*args: Any, **kwargs: Any) -> Any:
+        given = args[0] if len(args) == 1 else None
+        if type(given) is HostArray:
+            return make(given, **kwargs)
+        if of_list is not None and type(given) in (list, tuple) and _holds_numbers(given):
+            return of_list(given)
+        return kind(*args, **kwargs)
+
+    return construct
+
+
+def of_lists(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of NumPy: of a list with values that come later (``np.mean([a.item(), b.item()])``) a value that comes later."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        later = next((one for arg in args if type(arg) in (list, tuple, deque) for one in arg if type(one) is HostFuture), None)
+        return function(*args, **kwargs) if later is None else later.given_to(function, *args, **kwargs)
+
+    return call
 
 
 def extreme_of(function: Callable[..., Any]) -> Callable[..., Any]:

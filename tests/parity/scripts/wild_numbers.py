@@ -1,0 +1,58 @@
+"""Numbers that steps make of their results: tensors of several losses, means of lists by NumPy."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from basics import Classifier, class_data
+from recording import Run, case
+from torch import Tensor
+
+
+class WeightedByTheirSizes(Classifier):
+    """Weighs two losses by a tensor that is made of their values."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        out = self.net(x)
+        losses = [F.cross_entropy(out, y), out.square().mean()]
+        weights = torch.tensor(losses).softmax(0)
+        self.log_dict({
+            "sum": torch.as_tensor([loss.detach() for loss in losses]).sum(),
+            "double": torch.tensor([losses[0].double(), 1]).sum(),
+            "mixed": torch.tensor([[losses[1], batch_idx], [y.max(), losses[0].item()]]).sum(),
+            "whole": torch.LongTensor([y.max(), 3]).sum(),
+            "kept": torch.Tensor([losses[0], losses[1].item()]).std(),
+        })  # fmt: skip
+        return weights[0] * losses[0] + weights[1] * losses[1] * torch.FloatTensor([x.mean(), losses[1]]).max()
+
+
+@case
+def tensors_made_of_results(run: Run) -> None:
+    run.fit(WeightedByTheirSizes(), run.trainer(max_epochs=1), run.loader(*class_data(64)))
+
+
+class Averaged(Classifier):
+    """Logs means by NumPy of what it has computed, in this step and in the last hundred."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recent: deque[float] = deque(maxlen=100)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        losses = F.cross_entropy(self.net(x), y, reduction="none")
+        self.recent.append(losses.mean().item())
+        self.log("recent", np.mean(self.recent))
+        self.log("median", float(np.median([loss.item() for loss in losses[:3]])))
+        self.log("range", float(np.array([loss.detach().cpu().numpy() for loss in losses[:3]]).std()))
+        return losses.mean()
+
+
+@case
+def lists_of_results_given_to_numpy(run: Run) -> None:
+    run.fit(Averaged(), run.trainer(max_epochs=1), run.loader(*class_data(320)))
