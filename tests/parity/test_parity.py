@@ -305,6 +305,7 @@ EAGER_CASES = {
 # Cases whose training is compiled, with the steps that are not, and why.
 ON_HOST_CASES = {
     "validation_that_decodes_in_python": {"validation_step": "wild_kinds.py"},
+    "options_set_in_validation": {"validation_step": "optimizers[0].param_groups[0]['lr'] ="},
     "initialized_by_the_first_step": {"the first training_step": "wild_stored.py"},
 }
 

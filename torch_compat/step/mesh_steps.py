@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,12 +20,13 @@ from torch_compat.step.capture.step_capture import StepBody, StepSpec, UserCall
 from torch_compat.step.capture.user_steps import evaluation_body, training_body, updating_body
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.model_state import ModelState
-from torch_compat.step.optimizers.host_actions import StepInline
+from torch_compat.step.optimizers.host_actions import HostPlan, StepInline
 from torch_compat.step.optimizers.host_part import HostPart
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.step.planned import Planned
 from torch_compat.step.program_builder import ProgramBuilder
 from torch_compat.step.step_services import StepServices
+from xlatrain.bridge.errors import CaptureError
 from xlatrain.step.loss_scale import LossScaler
 from xlatrain.step.stacking import Stacking
 
@@ -50,6 +51,14 @@ class StepsRunner(Protocol):
     def count_evaluation(self) -> int: ...
 
     def take_written(self, params: Any, buffers: Any, stacking: Stacking | None = None) -> None: ...
+
+
+class Update(Protocol):
+    """The update of automatic optimization, :class:`~torch_compat.step.optimization.planned_update.PlannedUpdate`, seen here."""
+
+    def numbers(self) -> tuple[Any, Hashable]: ...
+
+    def carry_out(self, plan: HostPlan, host_values: HostValues, *, undoable: bool) -> Callable[[], None] | None: ...
 
 
 class MeshStep(ABC):
@@ -105,8 +114,7 @@ class TrainingStep(MeshStep):
         mode: ``"fused"`` (gradients and update), ``"accumulate"`` (gradients are added up), or ``"split"`` (gradients
             leave the program: the runner's ``show_gradients`` lets hooks see them, and the update is another program).
         accumulate: what the loss is divided by.
-        hyper: the optimizer's numeric options, an input of the program.
-        static: what else decides about the program (optimizer flags).
+        update: gives the optimizer's options, numbers for the program and what else decides about it.
         host_values: the loop's counters.
         call: ``(batch, tracer) -> result``, the user's ``training_step``.
     """
@@ -119,14 +127,15 @@ class TrainingStep(MeshStep):
         batch: PlacedBatch,
         mode: str,
         accumulate: int,
-        hyper: Any,
-        static: Hashable,
+        update: Update,
         host_values: HostValues,
         call: UserCall,
     ) -> None:
         super().__init__(runner, batch, host_values)
-        self.static = (mode, accumulate, static, runner.programs.plan_number)
-        self._mode, self._accumulate, self._hyper = mode, accumulate, hyper
+        self._mode, self._accumulate, self._update = mode, accumulate, update
+        self._hyper, self._flags = update.numbers()
+        self._undo: Callable[[], None] | None = None
+        self.static = (mode, accumulate, self._flags, runner.programs.plan_number)
         services, scaler = runner.services, runner.programs.plan.scaler
         options = {"scaler": scaler, "backward": services.backward, "around_backward": services.around_backward}
         self.spec = runner.spec(training_body(accumulate), batch, call, **options)
@@ -136,7 +145,16 @@ class TrainingStep(MeshStep):
         return self._runner.programs.training(step, batch, self._mode, self._accumulate)
 
     def arguments(self, program: CachedProgram) -> tuple[Any, ...]:
-        runner = self._runner
+        runner, plan = self._runner, program.step.optimizers.plan
+        if plan.actions:
+            undoable = program.runs == 0 or bool(program.step.scalars.assumed)
+            self._undo = self._update.carry_out(plan, self.host_values, undoable=undoable)
+            self._hyper, flags = self._update.numbers()
+            if flags != self._flags:
+                raise CaptureError(
+                    f"training_step changes an option of its optimizer that is a constant of the program ({plan.text()}).\n"
+                    "  Fix: do it in a hook outside of the step (on_train_batch_start, …)."
+                )
         state = runner.model.stacked_state(program.stacking)
         self._carried = state.accumulated
         if self._mode == "split" and self._carried:
@@ -152,7 +170,13 @@ class TrainingStep(MeshStep):
         return outputs[0] if self._mode == "fused" else outputs[1] if self._mode == "split" else outputs
 
     def put_back(self, program: CachedProgram, state: Any) -> None:
+        self.undo()
         self._runner.model.put_back(self._with_carried(state), program.stacking)
+
+    def undo(self) -> None:
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
 
     def take(self, program: CachedProgram, new: Any, outputs: Any) -> None:
         runner = self._runner

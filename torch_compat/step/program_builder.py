@@ -24,6 +24,7 @@ from torch_compat.step.programs import (
 )
 from torch_compat.step.update.plan import UpdatePlan, update
 from xlatrain.bridge.capture.vocabulary import losses_of
+from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.lower.kernels.chosen import kernels_of
 from xlatrain.step.stacking import Stacking
 from xlatrain.step.step import StepBuilder, no_update
@@ -85,6 +86,7 @@ class ProgramBuilder:
 
     def evaluation(self, step: CapturedStep, batch: PlacedBatch) -> Built:
         """The program of a validation, test or predict step."""
+        _check_trains_nothing(step)
         shardings, stacking, staged = self._model.param_shardings, self._stack(step), self._model.pipelining
         key = ("evaluate", self._mesh, tuple(sorted(shardings.items())), stacking, staged)
         make = functools.partial(
@@ -99,6 +101,7 @@ class ProgramBuilder:
             what: all that decides about the program besides graph, batch, mesh and shardings.
             make: makes it; the program may not hold the module.
         """
+        _check_trains_nothing(step)
         shardings, size = self._model.param_shardings, self._model.gradient_bytes()
         return self._kept(step, batch, (what, self._mesh, tuple(sorted(shardings.items())), size), make, None)
 
@@ -170,3 +173,17 @@ class ProgramBuilder:
         log.attention += [kernel for kernel in told if kernel not in log.attention]
         log.losses += [loss for loss in losses_of(step.capture.graph.graph) if loss not in log.losses]
         return stacking
+
+
+def _check_trains_nothing(step: CapturedStep) -> None:
+    """See that a step that is no training step leaves options of optimizers and schedulers alone.
+
+    Raises:
+        CaptureError: it changes them, which its runs do not repeat.
+    """
+    plan = step.optimizers.plan
+    if plan.changes_options:
+        raise CaptureError(
+            f"outside of training_step, optimizers and schedulers are changed, which is not compiled: {plan.text()}.\n"
+            "  Fix: do it in a hook."
+        )

@@ -86,9 +86,8 @@ class AutomaticSteps:
             placed = run.steps.place(batch)
             if fused:
                 run.model.begin_batch(batch_idx, accumulate)
-            hyper, static = self._update.numbers()
             mode = "fused" if fused else "split"
-            step = TrainingStep(run.steps, placed, mode, accumulate, hyper, static, run.host_values(batch_idx), user_step)
+            step = TrainingStep(run.steps, placed, mode, accumulate, self._update, run.host_values(batch_idx), user_step)
             outcome = run.steps.run(step)
         self._updated = fused
         return self._output(outcome)

@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from basics import Regression, regression_data
+from basics import Classifier, Regression, class_data, regression_data
 from lightning.pytorch.callbacks import LearningRateMonitor
 from recording import Run, case
 from torch.optim import lr_scheduler
@@ -158,3 +158,52 @@ def estimated_batches(run: Run) -> None:
             return super().configure_optimizers()
 
     run.fit(Estimating(), run.trainer(max_epochs=3, accumulate_grad_batches=2), run.loader(*regression_data(72)))
+
+
+class WarmedUp(Classifier):
+    """Sets options and steps the scheduler in the automatically optimized step, as a warm-up by hand does."""
+
+    def configure_optimizers(self) -> Any:
+        sgd = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return [sgd], [lr_scheduler.StepLR(sgd, 2, 0.5)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        groups = self.optimizers().param_groups
+        if self.trainer.global_step < 3:
+            for group in groups:
+                group["lr"] = 0.1 * (self.trainer.global_step + 1) / 3
+        else:
+            groups[0]["weight_decay"] = 0.01 * batch_idx
+            self.lr_schedulers().step()
+        self.log("rate", groups[0]["lr"])
+        loss = self.step(batch, "train")
+        return 2 * loss if loss > 1 else loss
+
+
+class WatchedWarmUp(WarmedUp):
+    def on_after_backward(self) -> None:
+        self.log("bias", self.net[0].bias.grad.norm())
+
+
+@case
+def options_set_in_an_automatic_step(run: Run) -> None:
+    ways: list[tuple[type, dict[str, Any]]] = [(WarmedUp, {}), (WarmedUp, {"accumulate_grad_batches": 3}), (WatchedWarmUp, {})]
+    for kind, options in ways:
+        torch.manual_seed(0)
+        run.fit(kind(), run.trainer(max_epochs=2, gradient_clip_val=0.5, **options), run.loader(*class_data(96)))
+
+
+@case
+def scheduler_stepped_in_an_automatic_step(run: Run) -> None:
+    class Cycled(Classifier):
+        def configure_optimizers(self) -> Any:
+            adam = torch.optim.AdamW(self.parameters(), lr=0.01)
+            return {"optimizer": adam, "lr_scheduler": lr_scheduler.OneCycleLR(adam, 0.05, total_steps=40)}
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            scheduler = self.lr_schedulers()
+            scheduler.step()
+            self.log("rate", scheduler.get_last_lr()[0])
+            return self.step(batch, "train")
+
+    run.fit(Cycled(), run.trainer(max_epochs=3), run.loader(*class_data(96)))

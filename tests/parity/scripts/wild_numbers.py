@@ -56,3 +56,13 @@ class Averaged(Classifier):
 @case
 def lists_of_results_given_to_numpy(run: Run) -> None:
     run.fit(Averaged(), run.trainer(max_epochs=1), run.loader(*class_data(320)))
+
+
+@case
+def options_set_in_validation(run: Run) -> None:
+    class Setting(Classifier):
+        def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.optimizers().param_groups[0]["lr"] = 0.01 / (batch_idx + 1)
+            return self.step(batch, "val")
+
+    run.fit(Setting(), run.trainer(max_epochs=2), run.loader(*class_data(64)), run.loader(*class_data(32)))

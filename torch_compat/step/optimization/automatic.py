@@ -131,9 +131,8 @@ class AutomaticOptimization:
             self._steps.model.begin_batch(batch_idx, accumulate)
             if stepped and self._hooks.before_step(self._optimizer):
                 self._push_states()
-            hyper, static = self.update.numbers()
             try:
-                step = TrainingStep(self._steps, placed, mode, accumulate, hyper, static, host_values, self._user_step)
+                step = TrainingStep(self._steps, placed, mode, accumulate, self.update, host_values, self._user_step)
                 outcome = self._steps.run(step)
             except Exception as error:
                 outcome = run.executor.after_failure(error, lambda: self._go_on_eagerly(batch, batch_idx, stepped))
@@ -181,9 +180,8 @@ class AutomaticOptimization:
 
         def train() -> StepOutcome:
             self._push_states()
-            hyper, static = self.update.numbers()
             accumulate = run.accumulate_grad_batches
-            step = TrainingStep(self._steps, placed, "split", accumulate, hyper, static, host_values, self._user_step)
+            step = TrainingStep(self._steps, placed, "split", accumulate, self.update, host_values, self._user_step)
             return self._steps.run(step)
 
         def closure() -> torch.Tensor | None:

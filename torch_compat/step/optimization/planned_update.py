@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.host_actions import HostPlan
 from torch_compat.step.update.plan import UpdatePlan
 
 _NO_OPTIONS = np.zeros(0, np.float32)
@@ -44,6 +46,18 @@ class PlannedUpdate:
             self._clip_value, self._options = clip_value, None
         if clips_by != self._steps.programs.plan.clips_by:
             self._steps.programs.set_plan(self._make(clips_by))
+
+    def carry_out(self, plan: HostPlan, host_values: HostValues, *, undoable: bool) -> Callable[[], None] | None:
+        """Do on the host what a step's Python does to options and schedulers; gives what undoes it, where that is wanted.
+
+        It comes before the update, as in stock, whose optimizers call the step as their closure.
+        """
+        optimizers = () if self._optimizer is None else (self._optimizer,)
+        undo = plan.undo(optimizers) if undoable else None
+        for one in optimizers:
+            one.mark_stepped()
+        plan.run(host_values, optimizers)
+        return undo
 
     def numbers(self) -> tuple[Any, Any]:
         """The numeric options and the clip value, kept on the mesh while they do not change; what else a program depends on."""

@@ -94,7 +94,7 @@ class TracedOptimizers:
         optimizers: of the run.
         schedulers: of the run, as ``lr_schedulers()`` gives them; others are found when they are used.
         names: parameter → its name.
-        may_step: whether ``optimizer.step()`` and ``scheduler.step()`` are the step's affair (manual optimization).
+        may_step: whether ``optimizer.step()`` is the step's affair (manual optimization).
         inline: the optimizers whose Python runs in the step, by index.
     """
 
@@ -338,8 +338,6 @@ class _Capture:
         return self._schedulers[id(scheduler)][0]
 
     def _step_scheduler(self, scheduler: Any, label: str, *args: Any, **kwargs: Any) -> None:
-        if not self._owner._may_step:
-            _refuse(f"calls {type(scheduler).__name__}.step() although automatic optimization does")
         for index in range(len(self._groups)):
             self._note_options(index)
         given = tuple(_deferred(value, f"{label}.step's argument") for value in args)
@@ -353,8 +351,6 @@ class _Capture:
         """The end of the step's Python."""
         for index in range(len(self._groups)):
             self._note_options(index)
-        if self.trace.plan.changes_options and not self._owner._may_step:
-            _refuse("sets an option of an optimizer, which is compiled in manual optimization only")
         for name, scheduler, before in self._schedulers.values():
             now = _contents(scheduler)
             changed = [key for key in now.keys() | before.keys() if now.get(key) is not before.get(key)]
