@@ -306,6 +306,7 @@ EAGER_CASES = {
 ON_HOST_CASES = {
     "validation_that_decodes_in_python": {"validation_step": "wild_kinds.py"},
     "options_set_in_validation": {"validation_step": "optimizers[0].param_groups[0]['lr'] ="},
+    "layers_made_by_the_first_batch": {"the first training_step": "a Lazy module"},
     "initialized_by_the_first_step": {"the first training_step": "wild_stored.py"},
 }
 

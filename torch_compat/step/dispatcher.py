@@ -25,6 +25,7 @@ from torch_compat.step.eager.fallback import (
     must_fall_back,
     share_rows,
     share_values,
+    uninitialized,
     why_eager,
 )
 from torch_compat.step.eager.host_evaluation import HostEvaluation
@@ -50,7 +51,7 @@ from torch_compat.step.step_runner import StepRunner
 from torch_compat.step.update.own_backward import after_hooks, hook_before, own_backward
 from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
-from torch_compat.step.way_back import WayBack
+from torch_compat.step.way_back import OnceInitialized, PastTheLine, WayBack
 from torch_compat.utilities.single_process import in_less_time
 from xlatrain.bridge.errors import BridgeError, let_go
 from xlatrain.bridge.lazy_init import is_deferred
@@ -134,6 +135,8 @@ class StepDispatcher:
         if world().process_count > 1 or any(is_deferred(t) for t in itertools.chain(module.parameters(), module.buffers())):
             share_values(run.strategy, run.precision_plugin.convert_module(module), reason, self.model_state)
         self._run_eagerly(reason)
+        if uninitialized(module) is not None and run.scaler is None and self._eager is not None and self._eager.device.is_host:
+            self._way_back = OnceInitialized(module, reason)
 
     def _compile(self, before: MeshStepRunner | None = None) -> None:
         """Compile the steps of the module as it is now, which go on where the steps ``before`` ended."""
@@ -209,15 +212,16 @@ class StepDispatcher:
         self._go_on_eagerly(str(error))
         assert isinstance(steps, MeshStepRunner) and self._eager is not None
         if run.state.stage == RunningStage.TRAINING and run.scaler is None and self._eager.device.is_host:
-            self._way_back = WayBack.after(error, steps, streams)
+            self._way_back = PastTheLine.after(error, steps, streams)
 
     def _compile_again(self, way: WayBack) -> None:
         """Compile steps again, after the first ones could not be."""
         assert self._eager is not None
-        way.note(self._eager.steps.log.steps)
+        count = self._eager.steps.log.steps
         self._eager.release()
         self._eager = self._way_back = None
         self._place_again(way.steps, way.streams)
+        way.note(self._runner().log, count)
 
     def _go_on_eagerly(self, reason: str) -> None:
         run = self._run
@@ -352,15 +356,16 @@ class StepDispatcher:
         bring_home(compiled.model, self.release, reason)
         self._place_again(compiled.steps, streams)
 
-    def _place_again(self, before: MeshStepRunner, streams: dict[str, Any]) -> None:
-        """Place what is on the host, whose steps go on where those of ``before`` ended."""
+    def _place_again(self, before: MeshStepRunner | None, streams: dict[str, Any] | None) -> None:
+        """Place what is on the host, whose steps go on where those of ``before`` ended, if there were some."""
         run = self._run
         params = (*run.lightning_module.parameters(), *self._beside.values())
         gradients = {param: param.grad for param in params if param.grad is not None}
         for param in gradients:
             param.grad = None
         self._compile(before)
-        mesh_state.load_random_state(run, streams)
+        if streams is not None:
+            mesh_state.load_random_state(run, streams)
         for param, grad in gradients.items():
             param.grad = grad  # a live parameter's: on the mesh
         if self.optimization is not None:

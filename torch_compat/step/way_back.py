@@ -8,10 +8,16 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
+import torch
+
+from torch_compat.run.report import ExecutorLog
+from torch_compat.step.eager.fallback import uninitialized
 from torch_compat.step.mesh_step_runner import MeshStepRunner
 from torch_compat.utilities.rank_zero import rank_zero_info
 from xlatrain.bridge.errors import BridgeError
@@ -22,28 +28,70 @@ _BETWEEN = 100
 _NAME = "the first training_step"
 
 
-class WayBack:
-    """The way back from eager steps: open once a step has not come to the line for which none could be compiled.
+class WayBack(ABC):
+    """The way back from eager steps.
+
+    Attributes:
+        is_open: whether steps may be compiled again.
+        steps: the compiled steps so far; None where there were none.
+        streams: their random streams.
+    """
+
+    is_open = False
+    steps: MeshStepRunner | None = None
+    streams: dict[str, Any] | None = None
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    @abstractmethod
+    def watching(self, stepped: bool) -> AbstractContextManager[None]:
+        """An eager step, after which the way back is open or not; open only where no gradients wait for others (``stepped``)."""
+
+    def note(self, log: ExecutorLog, count: int) -> None:
+        """Steps are compiled again after ``count`` eager ones: say so."""
+        log.steps += count
+        log.on_host[_NAME] = self._reason
+
+
+class OnceInitialized(WayBack):
+    """The way back from steps that began eagerly since the first batch makes parameters.
+
+    Args:
+        module: the module.
+        reason: why steps began so.
+    """
+
+    def __init__(self, module: torch.nn.Module, reason: str) -> None:
+        super().__init__(reason)
+        self._module = module
+
+    @contextlib.contextmanager
+    def watching(self, stepped: bool) -> Iterator[None]:
+        yield
+        self.is_open = stepped and uninitialized(self._module) is None
+
+
+class PastTheLine(WayBack):
+    """The way back that is open once a step has not come to the line for which none could be compiled.
 
     Args:
         reason: why not.
         place: the file of the line, and its number.
         steps: the compiled steps so far.
         streams: their random streams.
-
-    Attributes:
-        is_open: whether steps may be compiled again.
     """
 
     def __init__(self, reason: str, place: tuple[str, int], steps: MeshStepRunner, streams: dict[str, Any]) -> None:
-        self._reason, self._place = reason, place
-        self.steps, self.streams = steps, streams
-        self.is_open = False
+        super().__init__(reason)
+        self._place = place
+        self.steps: MeshStepRunner = steps
+        self.streams = streams
         self._is_closed = False
         self._reached = False
 
     @classmethod
-    def after(cls, error: BridgeError, steps: MeshStepRunner, streams: dict[str, Any]) -> WayBack | None:
+    def after(cls, error: BridgeError, steps: MeshStepRunner, streams: dict[str, Any]) -> PastTheLine | None:
         """The way back after an error of a capture; None where it names no line, or there were too many before."""
         found = re.match(r"(.+?):(\d+): ", str(error))
         if found is None or steps.ways_back >= _MOST + steps.log.steps // _BETWEEN:
@@ -52,7 +100,7 @@ class WayBack:
 
     @contextlib.contextmanager
     def watching(self, stepped: bool) -> Iterator[None]:
-        """An eager step, after which the way back is open or closed for good; open only where no gradients wait for others.
+        """An eager step, after which the way back is open or closed for good.
 
         What follows Python line by line, a debugger or a measurement of coverage, is left alone: the way stays closed.
         """
@@ -76,9 +124,7 @@ class WayBack:
             self._reached = True
         return self._followed
 
-    def note(self, count: int) -> None:
-        """Steps are compiled again after ``count`` eager ones: say so."""
+    def note(self, log: ExecutorLog, count: int) -> None:
+        super().note(log, count)
         self.steps.ways_back += 1
-        self.steps.log.steps += count
-        self.steps.log.on_host[_NAME] = self._reason
         rank_zero_info(f"Steps are compiled from here on: the last one did not come to {self._place[0]}:{self._place[1]}")

@@ -233,3 +233,18 @@ def initialized_by_the_first_step(run: Run) -> None:
         run.trainer(max_epochs=3, accumulate_grad_batches=accumulate).fit(model, data, run.loader(*class_data(32, 1)))
         run.note(way, [parameter.detach().clone() for parameter in model.state_dict().values()])
         run.note(f"{way}, shown", model.shown)
+
+
+@case
+def layers_made_by_the_first_batch(run: Run) -> None:
+    class Lazy(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.LazyLinear(16, bias=False), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+
+    for accumulate, checks in ((1, 0), (2, 2)):
+        torch.manual_seed(2)
+        model, data = Lazy(), run.loader(*class_data(64))
+        trainer = run.trainer(max_epochs=2, accumulate_grad_batches=accumulate, num_sanity_val_steps=checks)
+        trainer.fit(model, data, run.loader(*class_data(32, 1)))
+        run.note(f"weights {accumulate}", [value.detach().clone() for value in model.state_dict().values()])

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_compat import LightningModule, Trainer
 from torch_compat.callbacks import EarlyStopping
 from torch_compat.utilities.combined_loader import CombinedLoader
+from torch_compat.utilities.exceptions import MisconfigurationException
 
 
 class Linear(LightningModule):
@@ -90,10 +91,11 @@ def test_integers_beyond_int32_are_an_error() -> None:
     fails(Linear(), r"batch\[0\] is int64 with values .* do not fit int32", loader(torch.full((16, 4), 2**40)))
 
 
-def test_uninitialised_parameters_are_named() -> None:
+def test_uninitialised_parameters_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLATRAIN_EXECUTOR", "compiled")
     model = Linear()
     model.layer = nn.LazyLinear(1)
-    with pytest.raises(ValueError, match=r"'layer\.weight' is not initialised yet"):
+    with pytest.raises(MisconfigurationException, match=r"self\.layer\.weight is made by the first batch"):
         trainer().fit(model, loader())
 
 

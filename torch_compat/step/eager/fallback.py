@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from torch_compat.run.states import RunningStage
 from torch_compat.step.eager.device import eager_device, note
@@ -68,7 +70,7 @@ def why_eager(module: torch.nn.Module, mesh: Mesh, *, detects_anomalies: bool) -
     if detects_anomalies and wanted == "auto":
         reason: str | None = "detect_anomaly=True: operations are checked one by one, in plain torch"
     else:
-        reason = _scripted_part(module) or of_one_memory(module.named_parameters())
+        reason = _scripted_part(module) or _uninitialized_part(module) or of_one_memory(module.named_parameters())
     if reason is not None:
         must_fall_back(wanted, reason, mesh)
     return reason
@@ -90,6 +92,23 @@ def _scripted_part(module: torch.nn.Module) -> str | None:
     if world().process_count > 1:
         raise MisconfigurationException(f"{reason}. On several processes it cannot be trained at all")
     return reason
+
+
+def uninitialized(module: torch.nn.Module) -> str | None:
+    """The name of a parameter or buffer that the first batch makes (``nn.LazyLinear``); None where there is none."""
+    named = itertools.chain(module.named_parameters(), module.named_buffers())
+    return next((name for name, one in named if isinstance(one, UninitializedBuffer | UninitializedParameter)), None)
+
+
+def _uninitialized_part(module: torch.nn.Module) -> str | None:
+    """Why steps begin eagerly where layers get their shapes from the first batch. On several processes that is an error later."""
+    name = uninitialized(module) if world().process_count == 1 else None
+    if name is None:
+        return None
+    return (
+        f"self.{name} is made by the first batch (a Lazy module).\n  Fix: run a batch through the module in configure_model or "
+        "setup()"
+    )
 
 
 def of_one_memory(named: Iterable[tuple[str, torch.nn.Parameter]]) -> str | None:
