@@ -91,8 +91,8 @@ MIXED_SCRIPTS = ("semantics", "surroundings", "metrics", "wild", "fallbacks")
 TWO_PROCESS_CASES = {
     "basics": ["regression", "uneven_and_shuffled", "several_validation_loaders", "accumulated", "clipped_by_norm", "resumed"],
     "control": ["early_stopping", "checkpoints_best_two", "plateau_of_the_validation_loss", "resumed_with_everything"],
-    "models": ["convolutions_and_batch_norm", "gpt"],
-    "raw_loops": ["classifier", "classifier_compiled", "gpt", "gan_compiled"],
+    "models": ["convolutions_and_batch_norm", "gpt", "made_in_configure_model"],
+    "raw_loops": ["classifier", "classifier_compiled", "gpt", "gan_compiled", "made_in_init_module"],
     "asked": [
         *("branches_on_the_batch", "sizes_of_the_batch", "numbers_of_the_batch", "elements_of_the_batch", "buffers"),
         *("small_parameters", "optimized_by_hand", "in_a_compiled_loop"),

@@ -131,7 +131,7 @@ def _modules_without_memory() -> Iterator[None]:
                 del cls.__init__  # pyright: ignore[reportAttributeAccessIssue]
             else:
                 cls.__init__ = own
-            with deferred_init():
+            with deferred_init(torchs_numbers=0):  # nobody looks at them
                 constructor(self, *args, **kwargs)
 
         cls.__init__ = deferred

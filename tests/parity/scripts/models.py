@@ -116,6 +116,32 @@ def gpt(run: Run) -> None:
 
 
 @case
+def made_in_configure_model(run: Run) -> None:
+    """Initial weights are those that the hook's constructors draw, and what is drawn afterwards is what comes after them."""
+
+    class Late(Classifier):
+        def configure_model(self) -> None:
+            if not hasattr(self, "scale"):
+                self.net = nn.Sequential(nn.Linear(8, 600), nn.Tanh(), nn.Linear(600, 600), nn.LayerNorm(600), nn.Linear(600, 3))
+                self.scale = nn.Parameter(nn.init.trunc_normal_(torch.empty(8), 1.0, 0.02))
+                nn.init.orthogonal_(self.net[0].weight)
+
+        def on_fit_start(self) -> None:
+            run.note("drawn", torch.rand(2))
+
+        def step(self, batch: Any, prefix: str) -> Tensor:
+            return super().step([batch[0] * self.scale, batch[1]], prefix)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    torch.manual_seed(3)
+    model, trainer = Late(), run.trainer(max_epochs=2)
+    trainer.fit(model, run.loader(*class_data()), run.loader(*class_data(32, 1)))
+    run.finish(model, trainer)
+
+
+@case
 def recurrent(run: Run) -> None:
     class Recurrent(Classifier):
         def __init__(self) -> None:

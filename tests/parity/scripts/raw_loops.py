@@ -110,6 +110,23 @@ def classifier(run: Run) -> None:
 
 
 @case
+def made_in_init_module(run: Run) -> None:
+    fabric = fabric_of(run)
+    fabric.seed_everything(5)
+    with fabric.init_module():
+        net = nn.Sequential(nn.Linear(8, 600), nn.Tanh(), nn.Linear(600, 3))
+    run.note("drawn", torch.rand(2))
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 0.1))
+    for x, y in fabric.setup_dataloaders(run.loader(*class_data())):
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        fabric.backward(loss)
+        optimizer.step()
+        note_loss(run, fabric, loss)
+    finish(run, model=model)
+
+
+@case
 def classifier_compiled(run: Run) -> None:
     train_classifier(run, compiled)
 

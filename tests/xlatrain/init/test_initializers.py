@@ -1,4 +1,4 @@
-"""Every function of torch.nn.init in a deferred-init block: torch's distribution, whether torch draws it or a program does."""
+"""Every function of torch.nn.init in a deferred-init block: torch's numbers, and where there are too many, its distribution."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from xlatrain.bridge.lazy_init import deferred_init, is_deferred
 
-SMALL, LARGE = (60, 50), (640, 512)  # what torch draws on the host, and what a program draws
+SMALL, LARGE = (60, 50), (640, 512)  # of too many numbers: what torch draws on the host, and what a program draws
 
 RANDOM = {
     "uniform": lambda w: nn.init.uniform_(w, -0.3, 0.7),
@@ -37,9 +37,9 @@ EXACT = {
 }
 
 
-def made(fill, shape: tuple[int, ...]) -> torch.Tensor:
+def made(fill, shape: tuple[int, ...], torchs_numbers: int = 0) -> torch.Tensor:
     torch.manual_seed(0)
-    with deferred_init():
+    with deferred_init(torchs_numbers=torchs_numbers):
         weight = nn.Parameter(torch.empty(shape))
         fill(weight)
     assert is_deferred(weight)
@@ -69,6 +69,21 @@ def test_small_tensors_follow_torch_s_distribution(name: str) -> None:
     own = nn.Parameter(torch.empty(SMALL))
     RANDOM[name](own)
     assert stats.ks_2samp(made(RANDOM[name], SMALL).numpy().ravel(), own.detach().numpy().ravel()).pvalue > 1e-3
+
+
+MATRICES = {"orthogonal": nn.init.orthogonal_, "sparse": lambda w: nn.init.sparse_(w, sparsity=0.25)}
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("name", [*RANDOM, *MATRICES])
+def test_torch_s_own_numbers(name: str, shape: tuple[int, ...]) -> None:
+    fill = (RANDOM | MATRICES)[name]
+    found, after = made(fill, shape, torchs_numbers=1 << 30), torch.rand(2)
+    torch.manual_seed(0)
+    own = nn.Parameter(torch.empty(shape))
+    fill(own)
+    assert torch.equal(found, own)
+    assert torch.equal(after, torch.rand(2))
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["small", "large"])

@@ -35,9 +35,9 @@ class Parts(nn.Module):
         self.summed = nn.Parameter(drawn.cumsum(0))
 
 
-def arrays(mesh: Mesh) -> dict[str, jax.Array]:
+def arrays(mesh: Mesh, torchs_numbers: int) -> dict[str, jax.Array]:
     torch.manual_seed(0)
-    with deferred_init():
+    with deferred_init(torchs_numbers=torchs_numbers):
         module = Parts()
     found = {}
     for name, tensor in module.named_parameters():
@@ -52,9 +52,10 @@ def arrays(mesh: Mesh) -> dict[str, jax.Array]:
 
 
 @pytest.mark.slow
-def test_values_do_not_depend_on_the_mesh() -> None:
-    one = arrays(make_mesh({"data": 1}, jax.devices()[:1]))
-    split = arrays(make_mesh({"data": 2, "fsdp": 4}))
+@pytest.mark.parametrize("torchs_numbers", [0, 4 << 20, 1 << 30], ids=["drawn on the mesh", "some of each", "torch's"])
+def test_values_do_not_depend_on_the_mesh(torchs_numbers: int) -> None:
+    one = arrays(make_mesh({"data": 1}, jax.devices()[:1]), torchs_numbers)
+    split = arrays(make_mesh({"data": 2, "fsdp": 4}), torchs_numbers)
     for name, array in one.items():
         np.testing.assert_array_equal(np.asarray(split[name]), np.asarray(array), err_msg=name)
     large = split["plain.weight"]

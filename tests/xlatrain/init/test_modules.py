@@ -1,4 +1,4 @@
-"""Constructors in a lazy-init block: the same module as without one, up to which random numbers it has."""
+"""Constructors in a lazy-init block: the same module as without one; of a gigabyte of random numbers on, with other ones."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
 
 
-def made(make: Callable[[], nn.Module], seed: int = 0) -> Any:
+def made(make: Callable[[], nn.Module], seed: int = 0, **options: Any) -> Any:
+    """A module as behind a gigabyte of random numbers, unless ``options`` say something else."""
     torch.manual_seed(seed)
-    with deferred_init():
+    with deferred_init(**{"torchs_numbers": 0, **options}):
         return make()
 
 
@@ -82,6 +83,22 @@ def test_layers(name: str) -> None:
     check_like(module, LAYERS[name])
 
 
+def check_same(make: Callable[[], nn.Module]) -> None:
+    """The module has torch's own numbers, and its generator is where it is without the block."""
+    module, after = made(make, torchs_numbers=1 << 30), torch.rand(3)
+    torch.manual_seed(0)
+    stock = tensors(make())
+    assert torch.equal(after, torch.rand(3))
+    assert list(tensors(module)) == list(stock)
+    for name, value in reversed(tensors(module).items()):
+        assert torch.equal(value, stock[name]), name
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_with_torch_s_numbers(name: str) -> None:
+    check_same(LAYERS[name])
+
+
 class Computed(nn.Module):
     """Parameters made in every way but ``torch.empty`` and an initialiser."""
 
@@ -129,6 +146,7 @@ def test_computed_parameters(rows: int) -> None:
     assert module.schedule == stock.schedule
     assert torch.equal(module.listed[0], stock.listed[0])
     assert type(module.listed[0]) is nn.Parameter  # it has been read
+    check_same(lambda: Computed(rows))
 
 
 @pytest.mark.parametrize("size", [20, 600], ids=["small", "large"])
@@ -202,6 +220,7 @@ def test_draws_whose_distribution_is_given_by_values(size: int) -> None:
     for tensor, mean, std in ((module.normal, 3, 3), (module.bernoulli, 0.3, 0.21**0.5), (module.poisson, 3, 3**0.5)):
         assert abs(tensor.mean() - mean) < 6 * std / size**0.5
         assert abs(tensor.std() - std) < 6 * std / size**0.5
+    check_same(make)
 
 
 def test_what_leaves_the_meta_device_is_deferred() -> None:
@@ -230,7 +249,7 @@ def test_the_same_seed_gives_the_same_values_whatever_is_read_first() -> None:
 
 def test_two_blocks_differ_and_equal_layers_differ() -> None:
     torch.manual_seed(0)
-    with deferred_init():
+    with deferred_init():  # torch's numbers
         first = nn.ModuleList([nn.Linear(600, 600), nn.Linear(600, 600)])
         second = nn.ModuleList([nn.Linear(600, 600)])
     with deferred_init():
@@ -261,6 +280,33 @@ def test_an_explicit_seed_in_a_constructor_decides_alone() -> None:
     one, other = made(OwnNoise, seed=0), made(OwnNoise, seed=1)
     assert torch.equal(one.noise, other.noise)
     assert not torch.equal(one.free, other.free)
+    check_same(OwnNoise)
+
+
+def test_numbers_beyond_the_limit_are_drawn_otherwise() -> None:
+    def make() -> nn.Module:
+        return nn.ModuleList([nn.Linear(8, 8, bias=False) for _ in range(4)])
+
+    module, after = made(make, torchs_numbers=2 * 256), torch.rand(1)
+    torch.manual_seed(0)
+    stock = make()
+    assert [torch.equal(one.weight, other.weight) for one, other in zip(module, stock, strict=True)] == [True, True, False, False]
+    torch.manual_seed(0)
+    torch.rand(128)
+    assert torch.equal(after, torch.rand(1))  # what is not torch's takes nothing of its generator
+
+
+def test_initialisers_after_the_block_go_on_with_torch_s_generator() -> None:
+    def make() -> nn.Module:
+        return nn.Linear(600, 600)
+
+    module = made(make, torchs_numbers=1 << 30)
+    nn.init.normal_(module.weight)
+    assert is_deferred(module.weight)
+    torch.manual_seed(0)
+    stock = make()
+    nn.init.normal_(stock.weight)
+    assert torch.equal(module.weight, stock.weight)
 
 
 def test_a_generator_of_the_user_s_own_gives_torch_s_numbers() -> None:

@@ -3,44 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
-from torch.utils._python_dispatch import _disable_current_modes
 
 from xlatrain.bridge.lazy_init.absorbing import Absorber, PutAway
 from xlatrain.bridge.lazy_init.recorder import recording
 from xlatrain.bridge.lazy_init.slices import Slice
-from xlatrain.bridge.lazy_init.tape import Tape, operand_of
+from xlatrain.bridge.lazy_init.tape import TORCHS_NUMBERS, Tape, operand_of
 from xlatrain.bridge.lazy_init.tensors import defer_all, settle
 
 _ACTIVE: list[Tape] = []
 
 
 @contextlib.contextmanager
-def deferred_init(seed: int | Callable[[], int] | None = None, put_away: PutAway | None = None) -> Iterator[None]:
+def deferred_init(
+    seed: int | Callable[[], int] | None = None, put_away: PutAway | None = None, *, torchs_numbers: int = TORCHS_NUMBERS
+) -> Iterator[None]:
     """Make modules without spending memory: ``with deferred_init(): model = Model()``.
 
     Inside, the user's constructors run as they are, on CPU tensors that have everything but values. Afterwards a parameter gets
     its values when somebody needs them: on the host when it is read, on the shards when the module is placed on a mesh. Values
-    depend on the seed and the module: the same on any mesh and any number of processes. Random values follow the distribution
-    that torch draws from, but are not torch's numbers; everything else is what torch computes. A block inside another one is
-    part of it.
+    are the same on any mesh and any number of processes. They are torch's, and torch's generator is afterwards where it would
+    be without the block, up to a gigabyte of random numbers. What is random in the tensors after that follows the distribution
+    that torch draws from, is decided by the seed and the module, and is drawn where it will lie. A block inside another one
+    is part of it.
 
     What an inner constructor reads (``.item()``, a branch) is computed there and then. What shares memory with numpy, is
     drawn from a generator of the user's own, or comes from a file, has its values at once.
 
     Args:
-        seed: a number, or a function that gives one, called when something random comes up. By default it is drawn from torch's
-            generator, so that ``torch.manual_seed`` and ``seed_everything`` decide. It must be the same on every process.
+        seed: of what is not torch's: a number, or a function that gives one, called when such an op comes up. By default it is
+            made of the state of torch's generator, so that ``torch.manual_seed`` and ``seed_everything`` decide. It must be the
+            same on every process.
         put_away: where large parameters go that the constructor made with values, each when the next one is registered, so that
             they are never all on the host. By default they stay there.
+        torchs_numbers: bytes of random numbers that are torch's. Each process draws them all, and draws those of its own
+            parameters twice.
     """
     if _ACTIVE:
         yield
         return
-    tape = Tape(draw_seed if seed is None else seed)
+    tape = Tape(draw_seed if seed is None else seed, torchs_numbers)
     absorber = None if put_away is None else Absorber(tape, put_away)
     _ACTIVE.append(tape)
     try:
@@ -55,9 +61,8 @@ def deferred_init(seed: int | Callable[[], int] | None = None, put_away: PutAway
 
 
 def draw_seed() -> int:
-    """A seed from torch's generator."""
-    with _disable_current_modes():
-        return int(torch.randint(2**63 - 1, ()))
+    """A seed made of the state of torch's generator, which stays as it is."""
+    return int.from_bytes(hashlib.sha256(torch.default_generator.get_state().numpy().tobytes()).digest()[:7])
 
 
 @contextlib.contextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,8 +29,9 @@ from xlatrain.bridge.tensors.host import as_numpy, from_numpy
 
 _log = logging.getLogger(__name__)
 _SMALL = 1 << 20
-"""Bytes up to which a tensor is computed by torch itself, without compiling; what is random in it is drawn by torch's
-generator, seeded for that draw alone. It depends on the tensor only, so that values do not depend on the mesh."""
+"""Bytes up to which a tensor is computed by torch itself, without compiling; what is random in it, and not of torch's own
+sequence, is drawn by torch's generator, seeded for that draw alone. It depends on the tensor only, so that values do not depend
+on the mesh."""
 
 Initialize = Callable[[np.ndarray, Sequence[Any]], jax.Array]
 """``(keys, inputs) -> values``; keys is uint32[draws, 2], inputs are the constants and the small draws."""
@@ -54,6 +56,8 @@ def born(target: Operand, sharding: Sharding | None) -> Born:
         piece = Slice.from_target(target)
         if piece.given is not None:
             return Born(piece.given.unread(), False)
+        if any(node.draw.state is not None for node in piece.random if node.draw is not None):
+            return Born(_on_host(piece), False)
         agreed = not piece.constants
         if all(storage.nbytes <= _SMALL for storage in piece.storages):
             return Born(_on_host(piece), agreed)
@@ -158,13 +162,20 @@ def _drawn_small(node: Node) -> torch.Tensor:
     if node.overwrites is not None:
         geometry = node.args[0].geometry
         args = (torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype), *args[1:])
-    generator = torch.default_generator
-    state = generator.get_state()
-    try:
-        generator.manual_seed(int(node.draw.key().view(np.uint64)[0]))
+    with _generator_at(torch.Generator().manual_seed(int(node.draw.key().view(np.uint64)[0])).get_state()):
         return node.func(*args, **node.kwargs)
+
+
+@contextlib.contextmanager
+def _generator_at(state: torch.Tensor) -> Iterator[None]:
+    """Within the block torch's generator goes on from ``state``."""
+    generator = torch.default_generator
+    kept = generator.get_state()
+    generator.set_state(state)
+    try:
+        yield
     finally:
-        generator.set_state(state)
+        generator.set_state(kept)
 
 
 def _put_small(node: Node, args: Any, values: torch.Tensor) -> torch.Tensor:
@@ -229,9 +240,12 @@ def _lower(piece: Slice) -> Initialize:
 
 
 def _on_host(piece: Slice) -> torch.Tensor:
-    """Computed by torch, op by op; random numbers are those of a program, and of any other tensor that shares them."""
+    """Computed by torch, op by op; random numbers are torch's, or those of a program, as of any other tensor that shares them."""
 
     def draw(number: int, node: Node, args: Any, kwargs: Any) -> Any:
+        if node.draw is not None and node.draw.state is not None:
+            with _generator_at(node.draw.state):
+                return node.func(*args, **kwargs)
         return _put_small(node, args, _drawn_small(node)) if _is_small(node) else _drawn_alone(node, args, kwargs)
 
     return piece.replay([constant.read() for constant in piece.constants], draw)

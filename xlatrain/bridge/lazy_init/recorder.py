@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from xlatrain.bridge.inference_mode import without_inference_mode
 from xlatrain.bridge.lazy_init.evaluate import host_values
-from xlatrain.bridge.lazy_init.initializers import compute_trunc_normal
 from xlatrain.bridge.lazy_init.seeding import followed_seeds
-from xlatrain.bridge.lazy_init.tape import Constant, Operand, Tape, operand_of
+from xlatrain.bridge.lazy_init.tape import Constant, Draw, Operand, Tape, operand_of
+from xlatrain.bridge.lazy_init.trunc_normal import recorded_trunc_normal
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.tensors.host_copies import storageless
 from xlatrain.bridge.tensors.live import unread_lazy
@@ -102,8 +102,8 @@ class RecordingMode(TorchDispatchMode):
             return self._at_once(func, args, kwargs, operands, changed)
         if kind is Kind.VIEW:
             return self._view(func, args, kwargs, operands)
-        if (generator := _own_generator(args, kwargs)) is not None:
-            return self._with_generator(func, args, kwargs, operands, generator)
+        if _own_generator(args, kwargs) is not None or _draws_by_values(func, args, kwargs):
+            return self._drawn_at_once(func, args, kwargs, operands)
         if kind is Kind.WRITES:
             return self._write(func, args, kwargs, operands)
         return self._make(func, args, kwargs, operands)
@@ -135,7 +135,8 @@ class RecordingMode(TorchDispatchMode):
             return self._write_to_memory(func, args, kwargs, operands, targets)
         if any(isinstance(leaf, torch.Tensor) and leaf is not targets[0] for leaf in pytree.tree_leaves((args, kwargs))):
             self._check_shapes(func, args, kwargs)
-        self._record(func, args, kwargs, operands, written=[operands[id(target)] for target in targets])
+        draw = self._draw(func, args, kwargs, targets[0])
+        self._record(func, args, kwargs, operands, written=[operands[id(target)] for target in targets], draw=draw)
         return _returned(func, targets)
 
     def _write_to_memory(
@@ -171,7 +172,8 @@ class RecordingMode(TorchDispatchMode):
             func, args, operands = _LIKE[func], (tuple(tensor.shape),), {}
             kwargs = {"dtype": tensor.dtype, "device": "cpu"}
         hollows = tuple(one if isinstance(one, torch.Tensor) else None for one in made)
-        self._record(func, args, kwargs, operands, written=[], made=hollows)
+        draw = self._draw(func, args, kwargs, next(one for one in hollows if one is not None))
+        self._record(func, args, kwargs, operands, written=[], made=hollows, draw=draw)
         return pytree.tree_unflatten(made, spec)
 
     def _check_shapes(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -209,8 +211,20 @@ class RecordingMode(TorchDispatchMode):
                 self._record(aten.copy_.default, (target, copies[id(target)]), {}, written, written=[operand])
         return results
 
-    def _with_generator(self, func: Any, args: Any, kwargs: Any, operands: dict[int, Operand], generator: torch.Generator) -> Any:
-        """The user's own generator decides: drawn at once by torch, and kept until the parameter is made."""
+    def _draw(self, func: Any, args: Any, kwargs: Any, target: torch.Tensor) -> Draw | None:
+        """The record of what an op draws into ``target``; None where it draws nothing."""
+        if not _is_random(func):
+            return None
+
+        def at_once() -> None:
+            memory = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype)
+            there, named = pytree.tree_map(lambda leaf: memory if leaf is target else leaf, (args, kwargs))
+            func(*there, **named)
+
+        return self.tape.draw(target.nbytes, at_once)
+
+    def _drawn_at_once(self, func: Any, args: Any, kwargs: Any, operands: dict[int, Operand]) -> Any:
+        """The user's own generator decides, or values do: drawn now by torch, and kept until the parameter is made."""
         if _kind(func) is not Kind.WRITES:
             args, kwargs = self._with_values(args, kwargs)
             return func(*args, **kwargs)
@@ -229,7 +243,7 @@ class RecordingMode(TorchDispatchMode):
             return operands.get(id(leaf)) or _constant(leaf)
 
         args, kwargs = pytree.tree_map_only(torch.Tensor, operand_or_constant, (tuple(args), kwargs))
-        self.tape.record(func, args, kwargs, random=_is_random(func), **what)
+        self.tape.record(func, args, kwargs, **what)
 
     def _with_values(self, args: Any, kwargs: Any) -> Any:
         """The arguments with a host copy of each tensor of the tape."""
@@ -254,6 +268,15 @@ def _constant(tensor: torch.Tensor) -> Constant:
 def _own_generator(args: Any, kwargs: Any) -> torch.Generator | None:
     leaves = pytree.tree_leaves((args, kwargs))
     return next((leaf for leaf in leaves if isinstance(leaf, torch.Generator) and leaf is not torch.default_generator), None)
+
+
+def _draws_by_values(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
+    """Whether torch's generator and the values of a tensor decide what an op draws, as in ``torch.bernoulli(p)``."""
+    if not _is_random(func) or func in _LIKE:
+        return False
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    written = _written(func, args, kwargs)
+    return any(all(tensor is not one for one in written) for tensor in tensors)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
@@ -355,7 +378,7 @@ def recording(tape: Tape, settle: Callable[[torch.Tensor], None]) -> Iterator[No
     with ExitStack() as stack:
         stack.enter_context(without_inference_mode())
         stack.enter_context(followed_seeds(tape))
-        stack.enter_context(compute_trunc_normal())
+        stack.enter_context(recorded_trunc_normal(lambda tensor: operand_of(tensor) is None or tape.is_torchs(tensor.nbytes)))
         stack.enter_context(_pickled_with_values(settle))
         stack.enter_context(RecordingMode(tape, settle))
         stack.enter_context(ReadingMode(settle))

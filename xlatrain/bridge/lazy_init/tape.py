@@ -14,15 +14,18 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from xlatrain.bridge.lazy_init.trunc_normal import TRUNC_NORMAL
 from xlatrain.bridge.tensors.live import is_live, unread_lazy
 
 aten = torch.ops.aten
+TORCHS_NUMBERS = 1 << 30
+"""Bytes of random numbers of a block that are torch's own; those of what comes after are drawn on the shards."""
 
 # Ops that give every element of their first argument a new value that does not depend on the old one.
 _OVERWRITING = frozenset({
     aten.normal_.default, aten.uniform_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default,
     aten.bernoulli_.float, aten.exponential_.default, aten.random_.default, getattr(aten.random_, "from"), aten.random_.to,
-    aten.log_normal_.default, aten.cauchy_.default, aten.geometric_.default,
+    aten.log_normal_.default, aten.cauchy_.default, aten.geometric_.default, TRUNC_NORMAL,
 })  # fmt: skip
 
 
@@ -127,14 +130,15 @@ class Draw:
     """A random op on the tape.
 
     Attributes:
-        seed: of the block.
         number: which draw of the block it is.
-        name: decides, with the seed, its values. The path of the parameter that it ends up in, where that is known
-            when the block ends; else by its number.
+        state: of torch's generator, which decides the values; None: the seed and the name do.
+        seed: of the block.
+        name: The path of the parameter that it ends up in, where that is known when the block ends; else by its number.
     """
 
-    seed: int
     number: int
+    state: torch.Tensor | None = None
+    seed: int = 0
     name: str | None = None
 
     def key(self) -> np.ndarray:
@@ -209,7 +213,8 @@ class Tape:
     """The ops that one block records.
 
     Args:
-        seed: decides, with the names of the draws, all random values; or a function that gives it.
+        seed: decides, with the names of the draws, random values that are not torch's; or a function that gives it.
+        torchs_numbers: bytes of random numbers that are torch's.
 
     Attributes:
         stream: explicit seeds inside the block.
@@ -217,16 +222,39 @@ class Tape:
         kept: the storages made, for as long as the block lasts.
     """
 
-    def __init__(self, seed: int | Callable[[], int]) -> None:
+    def __init__(self, seed: int | Callable[[], int], torchs_numbers: int = TORCHS_NUMBERS) -> None:
         self._seed = seed
+        self._left = torchs_numbers
         self.stream = SeededStream()
         self.draws = 0
         self.kept: list[Storage] = []
 
     @cached_property
     def seed(self) -> int:
-        """The seed; asked for when the first random op is recorded."""
+        """The seed; asked for when the first random op is recorded whose numbers are not torch's."""
         return self._seed() if callable(self._seed) else self._seed
+
+    def is_torchs(self, nbytes: int) -> bool:
+        """Whether so many bytes that are drawn next are torch's numbers."""
+        return nbytes <= self._left
+
+    def draw(self, nbytes: int, at_once: Callable[[], object]) -> Draw:
+        """The next random op.
+
+        Args:
+            nbytes: of its numbers.
+            at_once: draws them. Where they are torch's, its generator is afterwards where it would be without the tape.
+        """
+        draw = Draw(self.draws)
+        self.draws += 1
+        self._left -= nbytes  # below zero for good
+        if self._left >= 0:
+            draw.state = torch.default_generator.get_state()
+            at_once()
+        else:
+            draw.seed = self.seed
+            self.stream.name(draw)
+        return draw
 
     def adopt(self, tensor: torch.Tensor) -> Storage:
         """Take up a storageless tensor as a new storage."""
@@ -254,7 +282,7 @@ class Tape:
         *,
         written: list[Operand],
         made: tuple[torch.Tensor | None, ...] = (),
-        random: bool = False,
+        draw: Draw | None = None,
     ) -> Node:
         """Append an op.
 
@@ -263,17 +291,13 @@ class Tape:
             args, kwargs: with :class:`Operand` and :class:`Constant` in place of tensors.
             written: what it changes in place.
             made: for each tensor of its result the new storageless tensor that stands for it.
-            random: whether it draws random numbers.
+            draw: of a random op.
         """
         leaves = pytree.tree_leaves((args, kwargs), is_leaf=is_place)
         operands = [leaf for leaf in leaves if isinstance(leaf, Operand)]
         reads = tuple({operand.storage: None for operand in operands})
         outputs = tuple(None if tensor is None else self.adopt(tensor) for tensor in made)
-        node = Node(next(_ORDER), func, args, kwargs, outputs, reads)
-        if random:
-            node.draw = Draw(self.seed, self.draws)
-            self.draws += 1
-            self.stream.name(node.draw)
+        node = Node(next(_ORDER), func, args, kwargs, outputs, reads, draw)
         # A layer that loads its own state_dict copies a tensor to itself: then what it had before is needed.
         itself = written and sum(operand.storage is written[0].storage for operand in operands) > 1
         if func in _OVERWRITING and written and not itself and _covers(written[0]):
