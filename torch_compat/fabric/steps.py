@@ -209,7 +209,7 @@ class FabricSteps(MeshStepRunner):
             cotangents = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in specs]
             given = self._inputs(one.batch, one.call.user, host_values)
             both: Any = _WithCotangents(given.spec, len(given.leaves))
-            return dataclasses.replace(given, leaves=[*given.leaves, *cotangents], spec=both)
+            return dataclasses.replace(given, leaves=[*given.leaves, *cotangents], spec=both, carried=0)
 
         def build(step: CapturedStep, placed: PlacedBatch) -> Built:
             split = (*placed.form.split, *_with_rows(one, forward))
@@ -332,6 +332,9 @@ class _WithCotangents:
 
     def unflatten(self, leaves: Sequence[Any], other: Callable[[Any, int], Any] | None = None) -> Any:
         return self._spec.unflatten(leaves[: self._count], other), list(leaves[self._count :])
+
+    def put_back(self) -> None:
+        self._spec.put_back()
 
 
 def _check_call(step: CapturedStep, name: str) -> None:

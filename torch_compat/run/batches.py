@@ -64,6 +64,9 @@ class BatchSpec:
         """
         return self._rebuild(_Leaves(leaves, other) if other is not None and self.others else iter(leaves))
 
+    def put_back(self) -> None:
+        """Take back what ``unflatten`` has put into the user's objects, where it is as it was: of a batch, nothing."""
+
     def names(self) -> list[str]:
         """The names by which a user would reach each leaf: ``batch["input_ids"]``, ``batch[0].x``."""
         return list(_names(self.key, "batch"))

@@ -7,21 +7,20 @@ those of the batch: whatever is at its place when a step begins. What the step p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import torch
-import torch.utils._pytree as pytree
 
-from torch_compat.run.batches import BatchSpec
+from torch_compat.run.batches import BatchSpec, flatten_batch
 from torch_compat.step.effects.effects import ObjectPath, Record, is_plain
-from torch_compat.step.placed_batch import BatchForm, PlacedBatch
+from torch_compat.step.placed_batch import BatchForm, PlacedBatch, SharedMemory, shared_memory
 from torch_compat.step.values.marks import mark
 from torch_compat.step.values.names import MISSING
 from xlatrain.bridge.capture.stand_ins import stand_for
-from xlatrain.bridge.tensors.live import unread_lazy
+from xlatrain.bridge.tensors.live import LiveTensors, is_live, unread_lazy
 from xlatrain.bridge.tensors.strides import strides_of
 
 _MOST_ENTRIES = 16
@@ -58,12 +57,10 @@ class CarriedPlace:
     def look(self, roots: Mapping[str, Any]) -> tuple[list[torch.Tensor], Hashable]:
         """The tensors that are there, and what else a program depends on; no tensors where they cannot be inputs."""
         value = self.value(roots)
-        leaves, structure = ([value], None) if isinstance(value, torch.Tensor) else pytree.tree_flatten(value)
-        found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-        if not found or not all(map(is_plain, others)) or not all(map(_is_carried, found)):
+        found, spec = flatten_batch(value)
+        if not found or not all(map(is_plain, spec.others)) or not all(map(_is_carried, found)):
             return [], mark(value)
-        return found, (structure, tuple(map(mark, others)))
+        return found, (spec.key, tuple(map(mark, spec.others)))
 
     def __str__(self) -> str:
         return f"{self.holder}.{self.key}" if self.is_attribute else f"{self.holder}[{self.key!r}]"
@@ -80,7 +77,7 @@ _HOLDERS = (dict, list, deque)
 def places_of(tensors: Iterable[torch.Tensor], records: Iterable[Record], roots: Mapping[str, Any]) -> tuple[CarriedPlace, ...]:
     """The places that records set where one of these tensors is now."""
     wanted = set(map(id, tensors))
-    return tuple(place for place in _set_by(records) if wanted.intersection(map(id, pytree.tree_leaves(place.value(roots)))))
+    return tuple(place for place in _set_by(records) if wanted.intersection(map(id, flatten_batch(place.value(roots))[0])))
 
 
 def unread_places(records: Iterable[Record], roots: Mapping[str, Any]) -> tuple[CarriedPlace, ...]:
@@ -100,7 +97,7 @@ def _set_by(records: Iterable[Record]) -> Iterable[CarriedPlace]:
 
 
 def _is_carried(tensor: torch.Tensor) -> bool:
-    plain = not tensor.requires_grad and tensor.layout == torch.strided
+    plain = not is_live(tensor) and not tensor.requires_grad and tensor.layout == torch.strided
     return plain and (unread_lazy(tensor) is not None or tensor.device.type == "cpu")
 
 
@@ -125,8 +122,12 @@ class CarriedTensors:
         known.update(dict.fromkeys(places))
         return len(known) > before
 
-    def beside(self, step: str, batch: PlacedBatch) -> PlacedBatch:
-        """A batch with the tensors that the step carries beside its own."""
+    def beside(self, step: str, batch: PlacedBatch, live: LiveTensors) -> PlacedBatch:
+        """A batch with the tensors that the step carries beside its own.
+
+        Args:
+            live: the module's own tensors.
+        """
         known = self._places.get(step)
         if not known:
             return batch
@@ -136,7 +137,8 @@ class CarriedTensors:
         others = tuple((place, bool(several), other) for place, several, other in looks)
         shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
         strides = tuple(map(strides_of, tensors))
-        key = (batch.form, others, shapes, strides)
+        shared = self._shared(batch, tensors, live)
+        key = (batch.form, others, shapes, strides, shared)
         if key not in self._forms:
             self._forms[key] = replace(
                 batch.form,
@@ -144,15 +146,26 @@ class CarriedTensors:
                 split=(*batch.form.split, *[False] * len(tensors)),
                 shapes=(*batch.form.shapes, *shapes),
                 strides=(*batch.form.strides, *strides),
+                shared=shared,
             )
         arrays = [self._put(tensor) for tensor in tensors]
-        return PlacedBatch([*batch.arrays, *arrays], _Beside(batch.spec, places, self._roots), self._forms[key], batch.values)
+        spec = _Beside(batch.spec, places, self._roots)
+        return PlacedBatch([*batch.arrays, *arrays], spec, self._forms[key], batch.values, tensors)
+
+    def _shared(self, batch: PlacedBatch, tensors: Sequence[torch.Tensor], live: LiveTensors) -> tuple[SharedMemory, ...]:
+        """Which of all tensors have the memory of others, and which carried ones that of the module's own."""
+        own = [] if batch.values is None else list(batch.values.leaves)
+        if len(own) != len(batch.arrays):
+            return ()
+        shown = enumerate(zip(tensors, live.shown_by(tensors), strict=True), len(own))
+        found = (SharedMemory.between(index, one, of, live.tensor(of)) for index, (one, of) in shown if of is not None)
+        return (*shared_memory([*own, *tensors]), *found)
 
 
 class _Beside(BatchSpec):
     """The spec of a batch with carried tensors after its own: these are put in their places, while a step is captured."""
 
-    __slots__ = ("_inner", "_places", "_roots")
+    __slots__ = ("_inner", "_places", "_put", "_roots")
 
     def __init__(self, inner: BatchSpec, places: Collection[tuple[CarriedPlace, int]], roots: Mapping[str, Any]) -> None:
         super().__init__((inner.key, tuple(places)), lambda leaves: None, inner.others)
@@ -161,13 +174,27 @@ class _Beside(BatchSpec):
     def unflatten(self, leaves: Any, other: Any = None) -> Any:
         own = len(leaves) - sum(count for _, count in self._places)
         carried = iter(leaves[own:])
+        self._put: list[tuple[Any, CarriedPlace, Any, Any, list[torch.Tensor]]] = []
         for place, _ in self._places:
-            kept, structure = pytree.tree_flatten(place.value(self._roots))
-            traced = [stand_for(next(carried), one) if isinstance(one, torch.Tensor) else one for one in kept]
+            before = place.value(self._roots)
+            kept, spec = flatten_batch(before)
+            traced = [stand_for(next(carried), one) for one in kept]
             contents = place.contents(self._roots)
             base: Any = next(kind for kind in _HOLDERS if isinstance(contents, kind))  # of the user's own class nothing is called
-            base.__setitem__(contents, place.key, pytree.tree_unflatten(traced, structure))
+            put = spec.unflatten(traced)
+            base.__setitem__(contents, place.key, put)
+            if not isinstance(before, torch.Tensor):
+                self._put.append((base, place, before, put, traced))
         return self._inner.unflatten(leaves[:own], other)
+
+    def put_back(self) -> None:
+        """Put the lists, dicts and objects in whose places there were others back where they are as they were."""
+        for base, place, before, put, traced in self._put:
+            now, spec = flatten_batch(put)
+            same = len(now) == len(traced) and all(one is other for one, other in zip(now, traced, strict=True))
+            contents = place.contents(self._roots)
+            if same and place.value(self._roots) is put and spec.key == flatten_batch(before)[1].key:
+                base.__setitem__(contents, place.key, before)
 
     def names(self) -> list[str]:
         of_places = [f"{place}{f' ({number})' if count > 1 else ''}" for place, count in self._places for number in range(count)]

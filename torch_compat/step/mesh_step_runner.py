@@ -140,7 +140,7 @@ class MeshStepRunner:
         batch, self._running_step = step.batch, step.name
         try:
             while True:
-                step.batch = self._carried.beside(step.name, batch)
+                step.batch = self._carried.beside(step.name, batch, self.model.live)
                 try:
                     program = variants.program(
                         Wanted(step.name, step.static, step.batch, host_values, step.spec, step.build, may_pad=True)
@@ -369,11 +369,11 @@ class MeshStepRunner:
             with_gradients: the gradients that the parameters have are inputs too.
         """
         self._pending.make_all()  # the step's Python may look at what these change
-        batch = self._carried.beside(self._running_step, batch)
+        batch = self._carried.beside(self._running_step, batch, self.model.live)
         leaves = batch.form.leaves()
         if with_gradients:
             options["gradients"] = {name: self.model.params[name] for name in self.model.state.accumulated}
-        options["graphs"] = self.services.graphs
+        options.update(graphs=self.services.graphs, shared=batch.form.shared, carried=len(batch.carried))
         params, buffers = self.model.params, self.model.buffers
         return StepInputs(params, buffers, leaves, batch.spec, call, host_values, self._variants.reading, **options)
 

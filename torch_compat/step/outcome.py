@@ -15,15 +15,16 @@ import torch.utils._pytree as pytree
 from torch_compat.run.batches import LoggedSize
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.effects.logged import LogEntry
+from torch_compat.step.host.batch_containers import container_at
 from torch_compat.step.host.calls import is_size
 from torch_compat.step.host.host_values import HostValues
-from torch_compat.step.host.slots import SLOTS, ComputedSlot, ObjectSlot, TensorSlot, ValueSlot, mapped_once
+from torch_compat.step.host.slots import SLOTS, BatchSlot, ComputedSlot, ObjectSlot, TensorSlot, ValueSlot, View, mapped_once
 from torch_compat.step.metrics.sync import OWN_ROWS
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.tensors.host import from_numpy
-from xlatrain.bridge.tensors.live import lazy_tensor, read_lazy, unread_lazy
-from xlatrain.bridge.tensors.strides import strides_of
+from xlatrain.bridge.tensors.live import fetch_from, lazy_tensor, read_lazy, unread_lazy
+from xlatrain.bridge.tensors.strides import Geometry, strides_of, view_of
 from xlatrain.mesh.data import BatchLayout
 
 
@@ -74,19 +75,27 @@ def array_of_unread(tensor: torch.Tensor) -> Any:
 
 
 @dataclass(frozen=True)
-class _Detached:
-    """The function that gives a lazy tensor the memory of another, as ``detach()`` of that does."""
+class _Viewed:
+    """The function that gives a lazy tensor the memory of another, as a view of that has it.
+
+    Attributes:
+        of: the other.
+        geometry: the view's; None: that of the other.
+        alone: the array of the view.
+    """
 
     of: torch.Tensor
+    geometry: Geometry | None
+    alone: Any = None
 
     @property
     def array(self) -> Any:
-        """The array behind both, as long as neither has been read."""
-        return array_of_unread(self.of)
+        """The array of the view, as long as neither it nor the other has been read."""
+        return None if array_of_unread(self.of) is None else self.alone
 
     def __call__(self) -> torch.Tensor:
         with torch.no_grad():
-            return self.of.data
+            return self.of.data if self.geometry is None else view_of(self.of.data, self.geometry)
 
 
 class Filler:
@@ -120,6 +129,7 @@ class Filler:
         self._batch = batch
         self._layout = layout
         self._made: dict[int, torch.Tensor] = {}
+        self._views: dict[ValueSlot | TensorSlot, torch.Tensor] = {}
         self.gave_rows = False
         self.results: Sequence[Any] = ()  # of host calls
 
@@ -133,12 +143,16 @@ class Filler:
     def _filled(self, leaf: Any) -> Any:
         return self._value(leaf) if isinstance(leaf, SLOTS) else leaf
 
-    def _value(self, slot: ValueSlot | ComputedSlot | ObjectSlot | TensorSlot) -> Any:
+    def _value(self, slot: ValueSlot | ComputedSlot | ObjectSlot | BatchSlot | TensorSlot) -> Any:
         if isinstance(slot, ObjectSlot):
             return slot.held
+        if isinstance(slot, BatchSlot):
+            self.gave_rows = self.gave_rows or self._layout.processes > 1
+            assert self._batch.values is not None
+            return container_at(self._batch.values.batch, slot.names)
         if isinstance(slot, TensorSlot):
             own = self._own_tensor(slot.key)
-            return lazy_tensor(tuple(own.shape), own.dtype, _Detached(own), strides_of(own)) if slot.detached else own
+            return own if slot.view is None else self._view(slot, slot.view, own)
         if slot.source == "results":
             return slot.find(self.results)
         if isinstance(slot, ComputedSlot):
@@ -148,14 +162,12 @@ class Filler:
             return slot.find(self._batch.spec.others)
         if slot.source == "values" and slot.columns is not None:
             return self._of_columns(slot.index, slot.columns)
-        if slot.source == "values" and slot.detached:
-            base = self._tensor(slot.index)
-            made = lazy_tensor(tuple(base.shape), base.dtype, _Detached(base), strides_of(base))
-            if hasattr(base, OWN_ROWS):
-                setattr(made, OWN_ROWS, True)
-            return made
         if slot.source == "values":
-            return self._tensor(slot.index) if slot.grad is None else self._with_grad(slot.index, slot.grad)
+            base = self._tensor(slot.index)
+            found = base if slot.view is None else self._view(slot, slot.view, base)
+            if slot.grad is not None and found.grad is None:  # which the step retained: what hooks after backward find
+                found.grad = self._tensor(slot.grad)
+            return found
         packed, index = self._packed, slot.index
 
         def read() -> torch.Tensor:
@@ -169,9 +181,13 @@ class Filler:
         read_lazy(self._tensor(index))
 
     def write(self, leaf: int, index: int) -> None:
-        """Write the ``index``-th value to the batch's ``leaf``-th tensor now."""
+        """Write the ``index``-th value to the batch's ``leaf``-th tensor; to one that nobody has read, when that is read."""
+        own, value = self._own_tensor(leaf), self._tensor(index)
+        if array_of_unread(own) is not None and not isinstance(unread_lazy(own), _Viewed):
+            fetch_from(own, value)
+            return
         with torch.no_grad():
-            self._own_tensor(leaf).copy_(self._tensor(index))
+            own.copy_(value)
 
     def _tensor(self, index: int) -> torch.Tensor:
         """The ``index``-th value as a CPU tensor, read when it is used; on several processes this process's rows of it."""
@@ -192,13 +208,27 @@ class Filler:
         self.gave_rows = self.gave_rows or hasattr(self._made[index], OWN_ROWS)
         return self._made[index]
 
+    def _view(self, slot: ValueSlot | TensorSlot, view: View, of: torch.Tensor) -> torch.Tensor:
+        """The view of a tensor that a slot stands for, wherever that is."""
+        if slot not in self._views:
+            alone = self._values[slot.alone] if isinstance(slot, ValueSlot) and slot.alone is not None else None
+            if hasattr(of, OWN_ROWS):
+                made = lazy_tensor(tuple(of.shape), of.dtype, _Viewed(of, None, alone), strides_of(of))
+                setattr(made, OWN_ROWS, True)
+            else:
+                shape, strides, _ = view.geometry
+                made = lazy_tensor(shape, of.dtype, _Viewed(of, view.geometry, alone), strides)
+            self._views[slot] = made
+        return self._views[slot]
+
     def _own_tensor(self, key: str | int) -> torch.Tensor:
         """The module's tensor of a name, or the batch's of an index."""
         if isinstance(key, str):
             assert self._own is not None
             return self._own(key)
         assert self._batch.values is not None
-        return self._batch.values.leaves[key]
+        own = self._batch.values.leaves
+        return own[key] if key < len(own) else self._batch.carried[key - len(own)]
 
     def _of_columns(self, index: int, columns: int) -> torch.Tensor:
         """The ``index``-th value, as wide as the step has found it to be, which is read here."""
@@ -207,13 +237,6 @@ class Filler:
         if hasattr(whole, OWN_ROWS):
             setattr(found, OWN_ROWS, True)
         return found
-
-    def _with_grad(self, index: int, grad: int) -> torch.Tensor:
-        """The ``index``-th value with its gradient, which the step retained: what hooks after the backward pass find."""
-        value = self._tensor(index)
-        if value.grad is None:
-            value.grad = self._tensor(grad)
-        return value
 
     def _local_rows(self, shape: tuple[int, ...]) -> np.ndarray | None:
         """The indices of this process's rows in a value with one row per sample, on several processes; else None."""

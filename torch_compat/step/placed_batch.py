@@ -12,10 +12,46 @@ import torch
 from torch_compat.run.batches import BatchSpec, LoggedSize, flatten_batch
 from torch_compat.step.host.batch_values import BatchValues, LeafGatherer
 from xlatrain.bridge.tensors.host import as_numpy
-from xlatrain.bridge.tensors.strides import Strides, dense_strides, empty, strides_of
+from xlatrain.bridge.tensors.live import memory_of
+from xlatrain.bridge.tensors.strides import Geometry, Strides, dense_strides, empty, strides_of
 from xlatrain.mesh.batch_layout import BatchPadding
 from xlatrain.mesh.data import BatchPlacer
 from xlatrain.mesh.placement import Placement
+
+
+class SharedMemory(NamedTuple):
+    """A tensor whose memory one before it has, too.
+
+    Attributes:
+        index: among the batch's tensors.
+        of: the index of the other, or its name in the module.
+        is_it: whether it is the other.
+        geometry: in their memory, relative to where the other begins.
+        of_geometry: the other's.
+    """
+
+    index: int
+    of: int | str
+    is_it: bool
+    geometry: Geometry
+    of_geometry: Geometry
+
+    @classmethod
+    def between(cls, index: int, tensor: torch.Tensor, of: int | str, other: torch.Tensor) -> SharedMemory:
+        """The relation of two tensors of one memory."""
+        geometry, start = memory_of(tensor)[1], memory_of(other)[1]
+        return cls(index, of, tensor is other, (*geometry[:2], geometry[2] - start[2]), (*start[:2], 0))
+
+
+def shared_memory(tensors: Sequence[torch.Tensor]) -> tuple[SharedMemory, ...]:
+    """Which tensors have the memory of one before them."""
+    if len({memory_of(one)[0] for one in tensors}) == len(tensors):
+        return ()
+    first: dict[Hashable, int] = {}
+    of = [first.setdefault(memory_of(one)[0], index) for index, one in enumerate(tensors)]
+    return tuple(
+        SharedMemory.between(index, one, of[index], tensors[of[index]]) for index, one in enumerate(tensors) if of[index] != index
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +65,7 @@ class BatchForm:
         shapes: global shape (real rows only) and torch dtype of each tensor.
         strides: of each tensor that is not contiguous, in its global shape.
         logged: the weight of the batch in the epoch's mean of a logged value.
+        shared: which tensors have the memory of others.
     """
 
     spec: Hashable
@@ -37,6 +74,7 @@ class BatchForm:
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     logged: LoggedSize
     strides: tuple[Strides | None, ...]
+    shared: tuple[SharedMemory, ...] = ()
 
     def leaves(self) -> list[torch.Tensor]:
         """Tensors like those of the batch, without values."""
@@ -51,12 +89,14 @@ class PlacedBatch(NamedTuple):
         spec: puts tensors back into the user's batch.
         form: what a program depends on.
         values: what is known of it on the host; None where it has no values.
+        carried: tensors of the user's that are the last of its own (:mod:`torch_compat.step.carried`).
     """
 
     arrays: list[Any]
     spec: BatchSpec
     form: BatchForm
     values: BatchValues | None = None
+    carried: Sequence[torch.Tensor] = ()
 
     @property
     def size(self) -> int:
@@ -106,10 +146,11 @@ class BatchForms:
         """
         leaves, spec = flatten_batch(batch)
         arrays, placement = self._place([as_numpy(leaf) for leaf in leaves], names=spec.names, copy=copy)
-        key = (spec.key, placement, *[(leaf.dtype, strides_of(leaf)) for leaf in leaves])
+        shared = () if self._gatherer is not None or len(leaves) == 1 else shared_memory(leaves)
+        key = (spec.key, placement, shared, *[(leaf.dtype, strides_of(leaf)) for leaf in leaves])
         form = self._forms.get(key)
         if form is None:
-            form = self._forms[key] = _form(leaves, spec, placement)
+            form = self._forms[key] = _form(leaves, spec, placement, shared)
         return PlacedBatch(arrays, spec, form, BatchValues(leaves, self._gather(form), batch))
 
     def holds(self, batch: PlacedBatch) -> bool:
@@ -142,7 +183,9 @@ class BatchForms:
         return lambda leaf, index: gatherer.gather(leaf, form.rows, split=form.split[index])
 
 
-def _form(leaves: Sequence[torch.Tensor], spec: BatchSpec, placement: Placement) -> BatchForm:
+def _form(
+    leaves: Sequence[torch.Tensor], spec: BatchSpec, placement: Placement, shared: tuple[SharedMemory, ...] = ()
+) -> BatchForm:
     """The form of a batch with these leaves: shapes of the real rows, global ``(rows, …)`` where dim 0 is split."""
     size = placement.rows.size
     shapes = [
@@ -150,7 +193,7 @@ def _form(leaves: Sequence[torch.Tensor], spec: BatchSpec, placement: Placement)
         for leaf, split in zip(leaves, placement.split, strict=True)
     ]
     logged = LoggedSize.of([shape for shape, _ in shapes], spec)
-    return BatchForm(spec.key, placement.rows, placement.split, tuple(shapes), logged, global_strides(leaves, shapes))
+    return BatchForm(spec.key, placement.rows, placement.split, tuple(shapes), logged, global_strides(leaves, shapes), shared)
 
 
 def global_strides(leaves: Sequence[torch.Tensor], shapes: Sequence[tuple[Any, torch.dtype]]) -> tuple[Strides | None, ...]:

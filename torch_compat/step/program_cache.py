@@ -287,6 +287,8 @@ class ProgramCache:
         except BridgeError as error:
             if error.stored is not None:
                 error.carried = self._stored(error.stored)
+            elif error.written is not None:
+                error.carried = places_of([error.written], self._carrying(), self._changed)
             raise
 
     def _keep(self, own: StepPrograms, program: CachedProgram, wanted: Wanted, fixed: Hashable, *, second: bool) -> None:

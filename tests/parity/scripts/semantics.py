@@ -10,6 +10,7 @@ import semantics_data  # noqa: F401
 import semantics_effects  # noqa: F401
 import semantics_hooks  # noqa: F401
 import semantics_kept  # noqa: F401
+import semantics_views  # noqa: F401
 from recording import main
 
 if __name__ == "__main__":

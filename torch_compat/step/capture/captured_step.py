@@ -10,13 +10,14 @@ from typing import Any
 
 import jax
 import torch
+import torch.utils._pytree as pytree
 from jax.sharding import Mesh
 
 from torch_compat.step.capture.step_capture import StepInputs
 from torch_compat.step.capture.step_run import StepRun, graph_of, text_of_constant
 from torch_compat.step.effects.effects import Record
 from torch_compat.step.host.scalar_plan import scalar_inputs
-from torch_compat.step.host.slots import ValueSlot, indices_of_values
+from torch_compat.step.host.slots import BatchSlot, TensorSlot, ValueSlot, indices_of_values
 from torch_compat.step.kept_graphs import KeptGraph
 from xlatrain.bridge.capture.capture import Capture, Recording, TensorSpec
 from xlatrain.bridge.capture.updates import use_updates
@@ -133,7 +134,12 @@ class CapturedStep(StepRun):
     def carrying(self) -> tuple[Record, ...]:
         """The changes that put other tensors where they are made."""
         kept = [(record, indices_of_values(record.value)) for record in self.effects.records]
-        return tuple(record for record, values in kept if not self._made_of_nothing.issuperset(values))
+        return tuple(
+            record
+            for record, values in kept
+            if not self._made_of_nothing.issuperset(values)
+            or any(isinstance(leaf, BatchSlot | TensorSlot) for leaf in pytree.tree_leaves(record.value))
+        )
 
     @functools.cached_property
     def _made_of_nothing(self) -> frozenset[int]:

@@ -41,13 +41,14 @@ from torch_compat.step.host.slots import ResultTemplate, TensorSlot
 from torch_compat.step.kept_graphs import RunGraphs
 from torch_compat.step.optimizers.inline import InlineKey
 from torch_compat.step.optimizers.traced import OptimizerTrace
+from torch_compat.step.placed_batch import SharedMemory
 from xlatrain.bridge.capture.capture import Recording, capture, record, rehearse
 from xlatrain.bridge.capture.cut import answering
 from xlatrain.bridge.capture.op_log import OpLog
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
-from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for, stands_for_itself, stood_for
+from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for
 from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
-from xlatrain.bridge.tensors.strides import Strides, empty, strides_of
+from xlatrain.bridge.tensors.strides import Geometry, Strides, empty, meet, strides_of
 from xlatrain.cluster.distributed import world
 from xlatrain.step.loss_scale import LossScaler
 
@@ -76,6 +77,8 @@ class StepInputs:
         states: like those of optimizers whose Python runs in the step; inputs, too. None: no optimizer runs in it.
         numbers: of a step whose Python runs before each of its programs: those of its Python that change become inputs.
         offsets: how it takes places that are known before it.
+        shared: which of the leaves have the memory of others.
+        carried: how many of the leaves, its last, are tensors that it carries from batch to batch.
     """
 
     params: Mapping[str, torch.Tensor]
@@ -94,6 +97,8 @@ class StepInputs:
     states: Mapping[InlineKey, torch.Tensor] | None = None
     numbers: ChangingNumbers | None = None
     offsets: MovingOffsets = field(default_factory=MovingOffsets)
+    shared: Sequence[SharedMemory] = ()
+    carried: int = 0
 
     @property
     def form(self) -> Hashable:
@@ -101,7 +106,7 @@ class StepInputs:
         leaves = tuple((tuple(leaf.shape), leaf.dtype, strides_of(leaf)) for leaf in self.leaves)
         states = tuple((key, tuple(one.shape), one.dtype) for key, one in (self.states or {}).items())
         buffers = tuple((name, tuple(one.shape)) for name, one in self.buffers.items())
-        strides = tuple(map(strides_of, (*self.params.values(), *self.buffers.values())))
+        strides = (*map(strides_of, (*self.params.values(), *self.buffers.values())), self.shared)
         return (tuple(self.params), buffers, tuple(self.gradients), leaves, self.scaler, self.arrays, states, strides)
 
     @property
@@ -219,6 +224,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             values[name].grad = gradient
         state = {name: standing_for(value, buffer) for (name, buffer), value in zip(inputs.buffers.items(), buffers, strict=True)}
         before = dict(state)
+        leaves = _of_one_memory(leaves, inputs.shared)
         asked = trace.calls.asked = AskedValues(
             tracer,
             inputs.host_values,
@@ -254,25 +260,30 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 containers = BatchContainers(batch, inputs.spec.others)
                 with inputs.reading(tracer, inputs.host_values):  # backward and the hooks of gradients read attributes, too
                     grads = spec.body(inputs, trace, values, batch, tracer)
-                for leaf in leaves:
-                    if stood_for(leaf) is not None and was_written(leaf):  # one that the step carries
-                        stands_for_itself(leaf)
+                inputs.spec.put_back()
+                _check_written({**dict(enumerate(leaves)), **values, **state}, inputs.shared)
             tracer.check_arrays()
             changed = _changed_buffers(module, before, inputs.buffers)
             reshaped.update({n: v.shape for n, v in changed.items() if v.shape != inputs.buffers[n].shape})
-            known = inputs.host_values.batch  # beside the tensors that the step carries
-            of_batch = [] if known is None else leaves[: len(known.leaves)]
-            for index, leaf in enumerate(of_batch):
+            known = inputs.host_values.batch
+            carried = range(len(leaves) - inputs.carried, len(leaves))
+            of_batch = [(index, leaves[index]) for index in (*range(0 if known is None else len(known.leaves)), *carried)]
+            for index, leaf in of_batch:
                 if trace.writes and was_written(leaf):
                     trace.write(index, leaf)
+            trace.places.views = trace.keeps_own and world().process_count == 1  # which have their rows of the batch only
             if trace.keeps_own:
                 for name, one in {**values, **state}.items():
                     if changed.get(name, one) is one:
                         trace.places.add(one, TensorSlot(name))
-                for index, leaf in enumerate(of_batch):
+                for index, leaf in of_batch:
                     if not leaf.requires_grad and world().process_count == 1:
                         trace.places.add(leaf, TensorSlot(index))
                 trace.assigned = [(one, name) for name, one in changed.items() if state.get(name) is not one]
+            if trace.keeps_own:
+                recording.of_batch = containers.slots()
+            if trace.places.views:
+                trace.look(recording.kept(), containers.kept() if trace.writes else ())
             template = functools.partial(trace.template, batch=inputs.spec.others)
             if trace.writes:
                 trace.changes = containers.changes(template)
@@ -410,6 +421,33 @@ def _scalar_specs(scaler: LossScaler | None, arrays: Sequence[ArrayForm]) -> lis
 def _spec(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the parameter's shape, dtype and strides without values, made without touching the parameter's."""
     return empty(tensor.shape, tensor.dtype, strides_of(tensor), "meta")
+
+
+def _of_one_memory(leaves: Sequence[torch.Tensor], shared: Sequence[SharedMemory]) -> list[torch.Tensor]:
+    """The leaves, of which those that show the same elements of one memory do so here."""
+    leaves = list(leaves)
+    for one in shared:
+        if isinstance(one.of, int) and one.geometry == one.of_geometry and leaves[one.index].dtype == leaves[one.of].dtype:
+            leaves[one.index] = leaves[one.of] if one.is_it else leaves[one.of].detach()
+    return leaves
+
+
+def _check_written(tensors: Mapping[int | str, torch.Tensor], shared: Sequence[SharedMemory]) -> None:
+    """Raises:
+    CaptureError: a tensor that was written to shows memory of another one.
+    """
+    groups: dict[int | str, dict[int | str, Geometry]] = {}
+    for one in shared:
+        groups.setdefault(one.of, {one.of: one.of_geometry})[one.index] = one.geometry
+    for group in groups.values():
+        for place in group:
+            others = [other for other, geometry in group.items() if geometry != group[place] or isinstance(place, str)]
+            size = tensors[place].itemsize
+            if was_written(tensors[place]) and any(meet(group[place], group[other], size) for other in others if other != place):
+                raise CaptureError(
+                    "the step writes in place to a tensor of the batch, of the module, or of an earlier step, of which another "
+                    "one that it is given is a view: a compiled step has two. Write to a copy (.clone())"
+                )
 
 
 def _changed_strides(now: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> dict[str, Strides | None]:

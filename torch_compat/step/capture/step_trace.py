@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch_compat.step.host.calls import HostCall, HostCalls, is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalar_plan import ScalarPlan
 from torch_compat.step.host.scalars import HostScalar
-from torch_compat.step.host.slots import ComputedSlot, Places, ValueSlot, indices_of_values
+from torch_compat.step.host.slots import ComputedSlot, Places, TensorSlot, ValueSlot, indices_of_values
 from torch_compat.step.metrics.calls import MetricCalls
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture.generation.uncut import Uncut
@@ -91,20 +91,7 @@ class StepTrace:
                 self.graphs += [False, False]
                 return ValueSlot("values", len(self.values) - 2, columns=len(self.values) - 1)
             if is_traced(leaf):
-                if keep and (known := self.places.find(leaf)) is not None:
-                    return known
-                self.values.append(leaf.detach())
-                self.graphs.append(leaf.requires_grad)
-                index, grad = len(self.values) - 1, None
-                if (retained := self.retained.get(id(leaf))) is not None:
-                    self.values.append(retained[1].detach())
-                    self.graphs.append(False)
-                    grad = index + 1
-                slot = ValueSlot("values", index, grad=grad)
-                if keep:
-                    self.places.add(leaf, slot)
-                    self.places.stored.append(index)
-                return slot
+                return self._slot_of(leaf, keep)
             if holds_traced(leaf, _NUMBERS):
                 raise CaptureError(
                     f"the step returns, stores or gives to a call a {type(leaf).__qualname__} with a number in it that "
@@ -115,11 +102,54 @@ class StepTrace:
 
         return pytree.tree_map(slot_of, tree, is_leaf=lambda node: is_size(node) or id(node) in positions)
 
+    def _slot_of(self, leaf: torch.Tensor, keep: bool) -> ValueSlot | TensorSlot:
+        """The slot of a traced tensor."""
+        root = self.places.root_of(leaf) if keep else leaf
+        if root is not leaf and self.places.find(root) is None:
+            self.places.add(root, ValueSlot("values", self._value(root)))
+        if keep and (known := self.places.find(leaf)) is not None:
+            return self._known(leaf, known)
+        index = self._value(leaf)
+        slot = ValueSlot("values", index, grad=self._gradient(leaf))
+        if keep:
+            self.places.add(leaf, slot)
+            self.places.stored.append(index)
+        return slot
+
+    def _gradient(self, leaf: torch.Tensor) -> int | None:
+        """The index of the gradient that the step has retained of a tensor, a value too."""
+        retained = self.retained.get(id(leaf))
+        return None if retained is None else self._value(retained[1].detach())
+
+    def _value(self, tensor: torch.Tensor) -> int:
+        """Make a tensor a value of the step; its index."""
+        self.values.append(tensor.detach())
+        self.graphs.append(tensor.requires_grad)
+        return len(self.values) - 1
+
+    def _known(self, leaf: torch.Tensor, slot: ValueSlot | TensorSlot) -> ValueSlot | TensorSlot:
+        """The slot of a tensor for which there is one; of a view that comes first, with what it takes on its own."""
+        if id(leaf) in self.places.slots:
+            return slot
+        if isinstance(slot, ValueSlot):
+            self.graphs[slot.index] = self.graphs[slot.index] or leaf.requires_grad
+            alone = self._value(leaf.detach()) if slot.alone is None else slot.alone
+            slot = replace(slot, grad=self._gradient(leaf), alone=alone)
+            self.places.stored.append(slot.index)
+        self.places.add(leaf, slot)
+        return slot
+
     def write(self, index: int, leaf: torch.Tensor) -> None:
         """Give the batch's ``index``-th tensor, which the step has written to in place, its values after the step."""
-        self.written[index] = len(self.values)
-        self.values.append(leaf.detach())
-        self.graphs.append(False)
+        self.written[index] = self._value(leaf.detach())
+
+    def look(self, *trees: Any) -> None:
+        """Find the views among the tensors that are kept, which are in these ``trees`` and the result.
+
+        Raises:
+            CaptureError: see :meth:`~torch_compat.step.host.slots.Places.look`.
+        """
+        self.places.look(leaf for leaf in pytree.tree_leaves([self.result, *trees]) if is_traced(leaf))
 
     def finish(self, recording: Recording, batch: Sequence[Any]) -> None:
         """Put slots into everything that outlives the capture.

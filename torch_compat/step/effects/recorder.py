@@ -21,7 +21,7 @@ from torch_compat.step.host.batch_texts import TracedText, TracedTexts
 from torch_compat.step.host.calls import HostCalls, is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.scalars import HostScalar
-from torch_compat.step.host.slots import ObjectSlot, Places
+from torch_compat.step.host.slots import BatchSlot, ObjectSlot, Places
 from torch_compat.step.values import policy
 from torch_compat.step.values.dict_contents import put_entries, put_in_order
 from torch_compat.step.values.generators import same_state, set_state, state_of, use_of
@@ -155,10 +155,12 @@ class Recording:
     Attributes:
         there_before: ids of the containers and objects that were found.
         calls: those that the step makes on the host.
+        of_batch: by id of a container of the batch: its slot.
     """
 
     roots: Mapping[str, Any]
     calls: HostCalls = field(default_factory=HostCalls)
+    of_batch: Mapping[int, BatchSlot] = field(default_factory=dict)
     _seen: list[_Seen] = field(default_factory=list)
     _changes: list[tuple[str, ObjectPath, Any, Any]] = field(default_factory=list)
     _streams: list[tuple[ObjectPath, Any, Any]] = field(default_factory=list)
@@ -373,6 +375,10 @@ class Recording:
                 del holder[key]
             holder.update(seen.held)
 
+    def kept(self) -> list[Any]:
+        """The values that the step has stored."""
+        return [value for _, _, _, value in self._changes]
+
     def effects(self, template: Callable[[Any], Any], places: Places | None = None) -> Effects:
         """The changes, with the tensors of this capture made outputs of the step by ``template``.
 
@@ -455,18 +461,21 @@ class Recording:
         return Record("setcache", place, key, filled, made, look(before))
 
     def with_objects(self, tree: Any) -> Any:
-        """``tree``, which outlives the capture, with slots for containers that were there before: a copy would be another one."""
-        there = self.there_before
+        """``tree``, which outlives the capture, with slots for containers that were there before, in the batch as well: a copy
+        would be another one."""
+        there, of_batch = self.there_before, self.of_batch
 
         def is_there(one: Any) -> bool:
             # torch's flatten leaves a cycle that holds this function: with the recording in it, objects that the user
             # drops would be there until garbage is collected, and the user's weak references say so
-            return isinstance(one, list | dict | deque | set) and id(one) in there
+            return id(one) in of_batch or (isinstance(one, list | dict | deque | set) and id(one) in there)
 
         leaves, structure = pytree.tree_flatten(tree, is_leaf=lambda one: is_size(one) or is_there(one))
         return pytree.tree_unflatten([self._slot_of(leaf) if is_there(leaf) else leaf for leaf in leaves], structure)
 
     def _slot_of(self, value: Any) -> Any:
+        if id(value) in self.of_batch:
+            return self.of_batch[id(value)]
         place = next((seen.place for seen in self._seen if seen.holder is value), None)
         if place is None:
             return value

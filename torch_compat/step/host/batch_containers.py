@@ -15,6 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.host.batch_texts import TracedTexts
+from torch_compat.step.host.slots import BatchSlot
 from torch_compat.step.values.marks import slots
 from torch_compat.step.values.user_objects import attributes_of, is_user_object
 from xlatrain.bridge.errors import CaptureError
@@ -40,9 +41,7 @@ class BatchChange:
 
     def make(self, batch: Any, fill: Callable[[Any], Any]) -> None:
         """Change the user's ``batch``; ``fill`` puts values into slots."""
-        container = batch
-        for name in self.names:
-            container = _held(container)[name]
+        container = container_at(batch, self.names)
         put, added = fill((self.put, self.added))
         if isinstance(container, list) and self.gone:
             container[:] = put.values()
@@ -60,6 +59,13 @@ class BatchChange:
                 object.__setattr__(container, name, value)
 
 
+def container_at(batch: Any, names: _Names) -> Any:
+    """The container of a batch to which ``names`` lead."""
+    for name in names:
+        batch = _held(batch)[name]
+    return batch
+
+
 class BatchContainers:
     """The containers of the batch that a capture gives to a step.
 
@@ -72,6 +78,14 @@ class BatchContainers:
         met: set[int] = set()
         list(_containers(others, (), met))  # the step has the very objects: what it does with them is followed elsewhere
         self._found = list(_containers(batch, (), met))
+
+    def slots(self) -> dict[int, BatchSlot]:
+        """By id of each container: the slot for the user's own."""
+        return {id(container): BatchSlot(names) for names, container, _ in self._found}
+
+    def kept(self) -> list[Any]:
+        """The entries that the step has left in the containers."""
+        return [one for _, container, _ in self._found for one in _held(container).values()]
 
     def changes(self, template: Callable[[Any], Any]) -> list[BatchChange]:
         """The changes until now.

@@ -1,29 +1,31 @@
 """Slots: placeholders in the results, effects and host calls of a captured step for values that differ from step to step.
 
-There are four: a :class:`ValueSlot` for a value that an executed step has somewhere, or a part of it, a
-:class:`ComputedSlot` for what the host computes from such values, an :class:`ObjectSlot` for an object that was there before, and
-a :class:`TensorSlot` for a tensor of the module or the batch.
+There are five: a :class:`ValueSlot` for a value that an executed step has somewhere, or a part of it, a
+:class:`ComputedSlot` for what the host computes from such values, an :class:`ObjectSlot` for an object that was there before, a
+:class:`BatchSlot` for one of the batch, and a :class:`TensorSlot` for a tensor of the module or the batch.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 import torch.utils._pytree as pytree
 
+from xlatrain.bridge.capture.recorded.tape import first_of
 from xlatrain.bridge.capture.stand_ins import stood_for
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.tensors.strides import Geometry, geometry_of, is_whole
 
-Source = Literal["values", "scalars", "batch", "results", "counters", "objects", "tensors"]
+Source = Literal["values", "scalars", "batch", "results", "counters", "objects", "containers", "tensors"]
 """A source of values of an executed step.
 
 ``values`` and ``scalars`` are outputs of its program, the latter packed, as float32; ``batch`` are the leaves of its batch that
 are no tensors; ``results`` are those of its host calls; ``counters`` are its host values; ``objects`` are
-those of the user's, and ``tensors`` those of the module and the batch.
+those of the user's, ``containers`` those of the batch, and ``tensors`` those of the module and the batch.
 """
 
 
@@ -34,13 +36,26 @@ class ResultTemplate:
     tree: Any
 
 
+@dataclass(frozen=True)
+class View:
+    """Another tensor with the memory of one.
+
+    Attributes:
+        geometry: in that memory, relative to the one.
+        number: tells those of a step apart.
+    """
+
+    geometry: Geometry
+    number: int
+
+
 @dataclass(frozen=True, repr=False)
 class ValueSlot:
     """A slot for the ``index``-th value of a source, or for the part of it that ``path`` leads to.
 
     A step of the path is ``("item", key)`` or ``("attr", name)``. ``grad`` is the index among the values of its gradient, where
     the step has called ``retain_grad()`` of it; ``columns`` that of the number of its columns, where only the step knows it.
-    ``detached``: another tensor with the memory of this value.
+    ``view``: another tensor with the memory of this value, as which ``alone`` is a value, too.
     """
 
     source: Source
@@ -48,7 +63,8 @@ class ValueSlot:
     path: tuple[tuple[str, Any], ...] = ()
     grad: int | None = None
     columns: int | None = None
-    detached: bool = False
+    view: View | None = None
+    alone: int | None = None
 
     def part(self, kind: str, key: Any) -> ValueSlot:
         """The slot for a part of this one's value."""
@@ -63,7 +79,7 @@ class ValueSlot:
 
     def __repr__(self) -> str:
         path = "".join(f".{key}" if kind == "attr" else f"[{key!r}]" for kind, key in self.path)
-        return f"ValueSlot({self.source}[{self.index}]{path})"
+        return f"ValueSlot({self.source}[{self.index}]{path}{'' if self.view is None else f' as {self.view}'})"
 
 
 @dataclass(frozen=True)
@@ -90,42 +106,59 @@ class ObjectSlot:
 
 
 @dataclass(frozen=True)
+class BatchSlot:
+    """A slot for a list, dict or object of the batch, to which ``names`` lead: the user's own."""
+
+    names: tuple[Any, ...]
+    source: Source = "containers"
+
+
+@dataclass(frozen=True)
 class TensorSlot:
     """A slot for a tensor that the user has, which is no value of the step: a parameter or buffer, or a tensor of the batch.
 
     Attributes:
         key: its name in the module, or its index in the batch.
-        detached: whether it is one that shares its memory: ``.detach()``, ``.data``.
+        view: another one with its memory: ``.detach()``, ``.data``, a part of it.
     """
 
     key: str | int
-    detached: bool = False
+    view: View | None = None
     source: Source = "tensors"
 
 
-SLOTS = (ValueSlot, ComputedSlot, ObjectSlot, TensorSlot)
+SLOTS = (ValueSlot, ComputedSlot, ObjectSlot, BatchSlot, TensorSlot)
 
 
 _CONTAINERS = (list, dict, deque, set)
+_SEVERAL = (
+    "the step stores or returns several views of a tensor, and hooks may change it in each; a compiled step would make as many "
+    "tensors. Keep the tensor itself, or copies (.clone())"
+)
 
 
 @dataclass
 class Places:
     """Objects that a step makes and that are at several places of its result and of what it stores: each stays one object.
 
+    So does the memory of its tensors: what is written to one is seen in its views.
+
     Attributes:
         slots: by id of a tensor: it, and its slot; at first of those that are the user's own, in the module and the batch.
-        memory: by its memory and geometry: the slot of the first such tensor.
+        roots: by its memory: the tensor as a view of which others are told, and its slot.
         stored: the indices of the values that have slots, each time.
         shared: ids of the templates of lists, dicts and deques that are at several places, and of sets.
         texts: for each container at another place which of them it is, to tell runs apart.
+        views: whether parts of a tensor, and tensors that can be differentiated, are views, too.
     """
 
     slots: dict[int, tuple[Any, ValueSlot | TensorSlot]] = field(default_factory=dict)
-    memory: dict[Any, ValueSlot | TensorSlot] = field(default_factory=dict)
+    roots: dict[int, tuple[torch.Tensor, ValueSlot | TensorSlot]] = field(default_factory=dict)
     stored: list[int] = field(default_factory=list)
     shared: set[int] = field(default_factory=set)
     texts: list[str] = field(default_factory=list)
+    views: bool = True
+    _wanted: dict[int, torch.Tensor] = field(default_factory=dict)
     _templates: dict[int, tuple[int, Any, Any]] = field(default_factory=dict)
 
     def add(self, tensor: torch.Tensor, slot: ValueSlot | TensorSlot) -> None:
@@ -133,34 +166,67 @@ class Places:
         self.slots[id(tensor)] = (tensor, slot)
         if (original := stood_for(tensor)) is not None:
             self.slots[id(original)] = (original, slot)
-        self.memory.setdefault(_memory(tensor), slot)
+        if slot.view is None:
+            self.roots.setdefault(_memory(tensor), (tensor, slot))
+
+    def look(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Find the tensors of which several that are kept, these, are views.
+
+        Raises:
+            CaptureError: there is none.
+        """
+        several: dict[int, dict[int, torch.Tensor]] = {}
+        for one in tensors:
+            several.setdefault(_memory(one), {})[id(one)] = one
+        for memory, views in several.items():
+            if memory in self.roots or len({geometry_of(one) for one in views.values()}) == 1:
+                continue
+            bases = (one._base for one in views.values())
+            whole = next((one for one in (*views.values(), *bases) if one is not None and is_whole(one)), None)
+            if whole is None and (whole := first_of(next(iter(views.values())))) is None:
+                raise CaptureError(_SEVERAL)
+            self._wanted[memory] = whole
+
+    def root_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor to keep a value of, so that ``tensor`` is a view of it: itself, where nothing else that is kept is."""
+        return self._wanted.get(_memory(tensor), tensor)
 
     def find(self, tensor: torch.Tensor) -> ValueSlot | TensorSlot | None:
         """The slot of a tensor, or of the one whose memory it shares, if there is one.
 
         Raises:
-            CaptureError: it is a part of a parameter or buffer, which later steps change.
+            CaptureError: it shares that otherwise than a tensor of the same kind, without gradients of a parameter, does.
         """
         if (known := self.slots.get(id(tensor))) is not None:
             if isinstance(known[1], ValueSlot):
                 self.stored.append(known[1].index)
             return known[1]
-        shared = None if tensor.requires_grad else self.memory.get(_memory(tensor))
-        if shared is not None:
-            return replace(shared, detached=True) if isinstance(shared, TensorSlot) else replace(shared, detached=True, grad=None)
-        storage = _memory(tensor)[0]
-        of = next((s.key for (one, *_), s in self.memory.items() if one == storage and isinstance(s, TensorSlot)), None)
-        if isinstance(of, str):
+        root, slot = self.roots.get(_memory(tensor), (None, None))
+        if root is None or slot is None:
+            return None
+        geometry = geometry_of(tensor, root)
+        is_part = geometry != geometry_of(root, root)
+        if (is_part or tensor.requires_grad) and not self.views:
+            return None
+        of = f"self.{slot.key}" if isinstance(slot, TensorSlot) else "a tensor that it keeps, too"
+        if is_part and isinstance(slot, ValueSlot) and not is_whole(root):
+            raise CaptureError(_SEVERAL)
+        alike = (tensor.dtype, tensor.is_conj(), tensor.is_neg()) == (root.dtype, root.is_conj(), root.is_neg())
+        if not alike or (isinstance(slot, TensorSlot) and tensor.requires_grad):
             raise CaptureError(
-                f"the step stores or returns a part or another view of self.{of}, whose values change with it; a compiled step "
-                "would keep those of this step. Keep the tensor itself, or a copy (.clone())"
+                f"the step stores or returns a view of {of}, as other numbers or with its gradients: its values change with it, "
+                "and a compiled step would keep those of this step. Keep the tensor itself, or a copy (.clone())"
             )
-        return None
+        view = View(geometry, len(self.slots))
+        if isinstance(slot, TensorSlot):
+            return replace(slot, view=view)
+        return replace(slot, view=view, grad=None, alone=None if is_part else slot.index)
 
     def forget(self) -> None:
         """Let go of the objects of the run."""
         self.slots.clear()
-        self.memory.clear()
+        self.roots.clear()
+        self._wanted.clear()
         self._templates.clear()
 
     def tied(self, value: Any, template: Any) -> Any:
@@ -187,11 +253,10 @@ class Places:
         return template
 
 
-def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The memory of a traced tensor, and its geometry there."""
-    if getattr(tensor, "elem", None) is not None:  # functionalized: each has its own
-        return (id(tensor),)
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.dtype
+def _memory(tensor: torch.Tensor) -> int:
+    """The memory of a traced tensor."""
+    inner = getattr(tensor, "elem", None)  # functionalized: the wrapper has its own
+    return (tensor if inner is None else inner).untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
 
 
 def mapped_once(function: Callable[[Any], Any], tree: Any, shared: Collection[int], made: dict[int, Any], stop: Any) -> Any:

@@ -41,11 +41,6 @@ def stand_for(traced: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return traced
 
 
-def stands_for_itself(traced: torch.Tensor) -> None:
-    """A traced tensor was written to: it is another value from now on."""
-    vars(traced).pop("_xlatrain_stands_for", None)
-
-
 def stood_for(value: Any) -> torch.Tensor | None:
     """The parameter or buffer that a traced tensor stands for, if it does."""
     return getattr(value, "_xlatrain_stands_for", None) if issubclass(type(value), torch.Tensor) else None

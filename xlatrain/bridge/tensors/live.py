@@ -13,7 +13,7 @@ import math
 import traceback
 import types
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from xlatrain.bridge.capturing import is_capturing
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.tensors.host import borrowed, from_numpy
 from xlatrain.bridge.tensors.host_copies import HostCopies, is_shown, storageless
-from xlatrain.bridge.tensors.strides import Strides, dense_strides, strides_of, with_strides
+from xlatrain.bridge.tensors.strides import Geometry, Strides, dense_strides, geometry_of, strides_of, with_strides
 
 _T: Any = torch.Tensor
 _AUTOGRAD_FIELDS = ("requires_grad", "is_leaf", "grad_fn", "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
@@ -206,6 +206,16 @@ class LiveTensors:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             tensor.data = tensor.data.contiguous() if strides is None else with_strides(tensor.data, strides)
 
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor of a name."""
+        return self._tensors[name]
+
+    def shown_by(self, tensors: Sequence[torch.Tensor]) -> list[str | None]:
+        """For each of some ordinary or lazy tensors the name of the tensor whose memory it has."""
+        shown = {memory_of(self._tensors[name])[0]: name for name in self.exposed}  # where others show it, it is
+        roots = map(_root, tensors)
+        return [one._live[1] if isinstance(one, _Live) else shown.get(memory_of(one)[0]) for one in roots]
+
     def expose(self, name: str) -> None:
         """User code is about to see (and may write) the values of ``name``."""
         self.refresh(name)
@@ -333,8 +343,9 @@ class _DetachedLater:
 
     owner: LiveTensors
     name: str
-    tensor: torch.Tensor
+    of: torch.Tensor
     version: int
+    geometry: Geometry | None = None
 
     def __call__(self) -> torch.Tensor:
         if self.owner.version != self.version:
@@ -342,10 +353,27 @@ class _DetachedLater:
                 f"{self.name!r} was detached (or taken by state_dict()) before the last step and is read after it: the values "
                 "that it had are gone. Keep a copy, .detach().clone(), or detach it again to see today's values"
             )
-        if isinstance(self.tensor, _Live):
+        if isinstance(self.of, _Live):
             self.owner.expose(self.name)
         with torch._C.DisableTorchFunctionSubclass():
-            return self.tensor.data
+            return self.of.data
+
+
+def _root(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of which one is a view as long as nobody has read it."""
+    while (of := getattr(unread_lazy(tensor), "of", None)) is not None:
+        tensor = of
+    return tensor
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[Hashable, Geometry]:
+    """A key that tensors of one memory have in common, and the geometry of this one there; asks for no values."""
+    fetch: Any = unread_lazy(tensor)
+    if (of := getattr(fetch, "of", None)) is not None:
+        key, geometry = memory_of(of)
+        return key, geometry if fetch.geometry is None else (*fetch.geometry[:2], geometry[2] + fetch.geometry[2])
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.untyped_storage()._cdata if fetch is None else ("unread", id(tensor)), geometry_of(tensor)
 
 
 def disown(tensor: torch.Tensor) -> bool:
@@ -450,6 +478,11 @@ def _changes_nothing(args: Any, kwargs: Mapping[str, Any]) -> bool:
 def unread_lazy(tensor: Any) -> Callable[[], torch.Tensor] | None:
     """The function that a lazy tensor would call for its values, if nobody has needed them yet; None for any other tensor."""
     return tensor._fetch if type(tensor) is LazyTensor else None
+
+
+def fetch_from(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Give a lazy tensor, which nobody has read yet, the values of another such."""
+    tensor._fetch = other._fetch  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def read_lazy(tensor: torch.Tensor) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 Strides = tuple[int, ...]
+Geometry = tuple[tuple[int, ...], Strides, int]
+"""The shape, strides and offset of a tensor in its memory."""
 
 
 def strides_of(tensor: torch.Tensor) -> Strides | None:
@@ -49,17 +51,49 @@ def with_strides(tensor: torch.Tensor, strides: Strides) -> torch.Tensor:
     return found
 
 
+def geometry_of(tensor: torch.Tensor, root: torch.Tensor | None = None) -> Geometry:
+    """The geometry of a tensor in its memory; with ``root``, another tensor there, from where that begins."""
+    offset = tensor.storage_offset() - (0 if root is None else root.storage_offset())
+    return tuple(tensor.shape), tensor.stride(), offset
+
+
+def view_of(root: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """The view of ``root`` with this geometry, from where it begins."""
+    shape, strides, offset = geometry
+    return root.as_strided(shape, strides, root.storage_offset() + offset)
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor shows all of its memory, each element once."""
+    return tensor.storage_offset() == 0 and tensor.nbytes == tensor.untyped_storage().nbytes() and _is_dense(tensor)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    step = 1
+    for dim in memory_order(tensor.stride()):
+        if tensor.shape[dim] != 1:
+            if tensor.stride()[dim] != step:
+                return False
+            step *= tensor.shape[dim]
+    return True
+
+
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one storage have an element in common, or may have where that takes long to tell."""
+    return meet(geometry_of(one), geometry_of(other), one.itemsize, other.itemsize)
+
+
+def meet(one: Geometry, other: Geometry, size: int, of_other: int | None = None) -> bool:
+    """:func:`overlap` for tensors of these geometries, whose elements take ``size`` bytes."""
     try:
-        return np.shares_memory(_geometry(one), _geometry(other), max_work=10_000)  # pyright: ignore[reportArgumentType]  numpy's stub has 0 and -1
+        return np.shares_memory(_memory(one, size), _memory(other, of_other or size), max_work=10_000)  # pyright: ignore[reportArgumentType]  numpy's stub has 0 and -1
     except np.exceptions.TooHardError:
         return True
 
 
-def _geometry(tensor: torch.Tensor) -> np.ndarray:
-    """An array of the tensor's geometry that has no memory, which must not be read."""
-    size = tensor.itemsize
-    place: dict[str, Any] = {"data": ((1 << 40) + tensor.storage_offset() * size, True), "typestr": f"|V{size}", "version": 3}
-    place.update(shape=tuple(tensor.shape), strides=tuple(step * size for step in tensor.stride()))
+def _memory(geometry: Geometry, size: int) -> np.ndarray:
+    """An array of a geometry that has no memory, which must not be read."""
+    shape, strides, offset = geometry
+    place: dict[str, Any] = {"data": ((1 << 40) + offset * size, True), "typestr": f"|V{size}", "version": 3}
+    place.update(shape=shape, strides=tuple(step * size for step in strides))
     return np.asarray(SimpleNamespace(__array_interface__=place))

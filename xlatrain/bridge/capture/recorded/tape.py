@@ -25,6 +25,7 @@ from xlatrain.bridge.capture.tracebacks import Origin
 from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import RandomStream
+from xlatrain.bridge.tensors.strides import is_whole
 
 _FAKE = frozenset((FakeTensor,))
 _DETACH = torch.ops.aten.detach.default
@@ -340,6 +341,14 @@ def ops_so_far() -> int:
     """How many ops the run that is being recorded has had; 0 without one."""
     tape = _ACTIVE.get()
     return 0 if tape is None else len(tape.entries)
+
+
+def first_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor with which the memory of ``tensor`` came about in the run that is being recorded; None where there is none."""
+    tape = _ACTIVE.get()
+    made = (leaf for entry in ([] if tape is None else tape.entries) for leaf in leaves_of(entry.result))
+    found = next((one for one in made if isinstance(one, torch.Tensor) and _memory(one) == _memory(tensor)), None)
+    return found if found is not None and is_whole(found) else None
 
 
 def have_parted(copy: torch.Tensor, source: torch.Tensor, since: int, *, put_back: bool = False) -> bool:
