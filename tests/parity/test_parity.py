@@ -286,7 +286,8 @@ EAGER_CASES = {
     "writes_to_a_file": "surroundings.py",
     "reads_the_metrics": "surroundings.py",
     "reads_the_gradients_of_the_step_before": "surroundings.py",
-    "second_loader_by_hand": "self.unlabeled",
+    "second_loader_pulled_now_and_then": "the step takes from self.source more or fewer values from batch to batch",
+    "pulled_from_what_the_step_fills": "after it has changed what the iterator may look at",
     "sparse_gradients_of_an_embedding": "nn.Embedding with sparse=True",
     "a_buffer_becomes_double_between_hooks": "self.grown",
     "parameters_are_replaced_in_the_step": "the step makes self.sizes, or replaces it",
@@ -315,6 +316,7 @@ EAGER_CASES = {
 ON_HOST_CASES = {
     "validation_that_decodes_in_python": {"validation_step": "wild_kinds.py"},
     "options_set_in_validation": {"validation_step": "optimizers[0].param_groups[0]['lr'] ="},
+    "second_loader_that_begins_again": {"the first training_step": "self.source, from which the step takes, is at its end"},
     "layers_made_by_the_first_batch": {"the first training_step": "a Lazy module"},
     "initialized_by_the_first_step": {"the first training_step": "wild_stored.py"},
 }

@@ -16,9 +16,12 @@ import torch
 
 from torch_compat.run.batches import BatchSpec, flatten_batch
 from torch_compat.step.effects.effects import ObjectPath, Record, is_plain
+from torch_compat.step.guards.one_shot_objects import is_iterator
+from torch_compat.step.guards.pulled_places import GIVEN, Given, PulledPlace
 from torch_compat.step.placed_batch import BatchForm, PlacedBatch, SharedMemory, shared_memory
 from torch_compat.step.values.marks import mark
 from torch_compat.step.values.names import MISSING
+from torch_compat.step.values.taken_values import TAKEN
 from xlatrain.bridge.capture.stand_ins import stand_for
 from xlatrain.bridge.tensors.live import LiveTensors, is_live, unread_lazy
 from xlatrain.bridge.tensors.strides import strides_of
@@ -118,9 +121,17 @@ class CarriedTensors:
     def add(self, step: str, places: Iterable[CarriedPlace]) -> bool:
         """Carry the tensors at these places from now on; False if all are carried already."""
         known = self._places.setdefault(step, {})
-        before = len(known)
-        known.update(dict.fromkeys(places))
-        return len(known) > before
+        new = [one for one in places if one not in known]
+        for one in new:
+            if isinstance(one, PulledPlace):
+                known.pop(replace(one, count=one.count - 1), None)
+        known.update(dict.fromkeys(new))
+        return bool(new)
+
+    def have_run(self, step: str) -> None:
+        """A step has run with what it takes of iterators."""
+        if pulled := [one for one in self._places.get(step, ()) if isinstance(one, PulledPlace)]:
+            TAKEN.have_run(place.iterator() for place in pulled)
 
     def beside(self, step: str, batch: PlacedBatch, live: LiveTensors) -> PlacedBatch:
         """A batch with the tensors that the step carries beside its own.
@@ -131,9 +142,9 @@ class CarriedTensors:
         known = self._places.get(step)
         if not known:
             return batch
-        looks = [(place, *place.look(self._roots)) for place in known]
+        looks = [(place, *(_pull(place) if isinstance(place, PulledPlace) else place.look(self._roots))) for place in known]
         tensors = [one for _, several, _ in looks for one in several]
-        places = tuple((place, len(several)) for place, several, _ in looks if several)
+        places = tuple((place, len(several)) for place, several, _ in looks if several or isinstance(place, PulledPlace))
         others = tuple((place, bool(several), other) for place, several, other in looks)
         shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
         strides = tuple(map(strides_of, tensors))
@@ -162,6 +173,14 @@ class CarriedTensors:
         return (*shared_memory([*own, *tensors]), *found)
 
 
+def _pull(place: PulledPlace) -> tuple[list[torch.Tensor], Hashable]:
+    """As :meth:`CarriedPlace.look`."""
+    if not is_iterator(place.iterator()):
+        return [], mark(place.iterator())
+    tensors, spec = place.pull()
+    return tensors, (spec.key, tuple(map(mark, spec.others)))
+
+
 class _Beside(BatchSpec):
     """The spec of a batch with carried tensors after its own: these are put in their places, while a step is captured."""
 
@@ -175,7 +194,13 @@ class _Beside(BatchSpec):
         own = len(leaves) - sum(count for _, count in self._places)
         carried = iter(leaves[own:])
         self._put: list[tuple[Any, CarriedPlace, Any, Any, list[torch.Tensor]]] = []
-        for place, _ in self._places:
+        for place, count in self._places:
+            if isinstance(place, PulledPlace):
+                if not is_iterator(place.iterator()):
+                    continue
+                values = place.pull()[1].unflatten([next(carried) for _ in range(count)])
+                GIVEN[id(place.iterator())] = Given(place, values)
+                continue
             before = place.value(self._roots)
             kept, spec = flatten_batch(before)
             traced = [stand_for(next(carried), one) for one in kept]

@@ -51,7 +51,7 @@ from torch_compat.step.step_runner import StepRunner
 from torch_compat.step.update.own_backward import after_hooks, hook_before, own_backward
 from torch_compat.step.update.schedulers import configure_optimizers
 from torch_compat.step.update.several_optimizers import check_several
-from torch_compat.step.way_back import OnceInitialized, PastTheLine, WayBack
+from torch_compat.step.way_back import OnceInitialized, WayBack, way_back
 from torch_compat.utilities.single_process import in_less_time
 from xlatrain.bridge.errors import BridgeError, let_go
 from xlatrain.bridge.lazy_init import is_deferred
@@ -212,7 +212,7 @@ class StepDispatcher:
         self._go_on_eagerly(str(error))
         assert isinstance(steps, MeshStepRunner) and self._eager is not None
         if run.state.stage == RunningStage.TRAINING and run.scaler is None and self._eager.device.is_host:
-            self._way_back = PastTheLine.after(error, steps, streams)
+            self._way_back = way_back(error, steps, streams)
 
     def _compile_again(self, way: WayBack) -> None:
         """Compile steps again, after the first ones could not be."""

@@ -172,6 +172,7 @@ class MeshStepRunner:
             step.undo()
             raise
         step.take(program, new, outputs)
+        self._carried.have_run(step.name)
         self.model.reshape(program.step.reshaped)
         for redo in program.step.redo:
             redo()

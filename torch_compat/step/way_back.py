@@ -72,6 +72,30 @@ class OnceInitialized(WayBack):
         self.is_open = stepped and uninitialized(self._module) is None
 
 
+class AfterOneStep(WayBack):
+    """The way back from a step that does what cannot be compiled, where the next step does not.
+
+    Args:
+        error: of the step.
+        steps: the compiled steps so far.
+        streams: their random streams.
+    """
+
+    def __init__(self, error: BridgeError, steps: MeshStepRunner, streams: dict[str, Any]) -> None:
+        super().__init__(str(error))
+        self.steps: MeshStepRunner = steps
+        self.streams = streams
+
+    @contextlib.contextmanager
+    def watching(self, stepped: bool) -> Iterator[None]:
+        yield
+        self.is_open = stepped
+
+    def note(self, log: ExecutorLog, count: int) -> None:
+        super().note(log, count)
+        self.steps.ways_back += 1
+
+
 class PastTheLine(WayBack):
     """The way back that is open once a step has not come to the line for which none could be compiled.
 
@@ -89,14 +113,6 @@ class PastTheLine(WayBack):
         self.streams = streams
         self._is_closed = False
         self._reached = False
-
-    @classmethod
-    def after(cls, error: BridgeError, steps: MeshStepRunner, streams: dict[str, Any]) -> PastTheLine | None:
-        """The way back after an error of a capture; None where it names no line, or there were too many before."""
-        found = re.match(r"(.+?):(\d+): ", str(error))
-        if found is None or steps.ways_back >= _MOST + steps.log.steps // _BETWEEN:
-            return None
-        return cls(str(error), (found[1], int(found[2])), steps, streams)
 
     @contextlib.contextmanager
     def watching(self, stepped: bool) -> Iterator[None]:
@@ -128,3 +144,19 @@ class PastTheLine(WayBack):
         super().note(log, count)
         self.steps.ways_back += 1
         rank_zero_info(f"Steps are compiled from here on: the last one did not come to {self._place[0]}:{self._place[1]}")
+
+
+def way_back(error: BridgeError, steps: MeshStepRunner, streams: dict[str, Any]) -> WayBack | None:
+    """The way back after an error of a step; None where it names no line, or there were too many before.
+
+    Args:
+        error: for which a step could not be compiled.
+        steps: the compiled steps so far.
+        streams: their random streams.
+    """
+    if steps.ways_back >= _MOST + steps.log.steps // _BETWEEN:
+        return None
+    if error.once:
+        return AfterOneStep(error, steps, streams)
+    found = re.match(r"(.+?):(\d+): ", str(error))
+    return None if found is None else PastTheLine(str(error), (found[1], int(found[2])), steps, streams)

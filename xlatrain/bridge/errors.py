@@ -32,6 +32,7 @@ class BridgeError(RuntimeError):
         stored: the tensor of an earlier step that it computes with, where that is the reason.
         carried: places where steps have put such tensors: as inputs they would be no reason any more.
         written: the host's tensor that it writes to in place, where that is the reason.
+        once: whether the next step has no such reason.
         per_batch: whether it may be no reason any more where the step's Python runs for every batch.
     """
 
@@ -40,6 +41,7 @@ class BridgeError(RuntimeError):
     carried: tuple[Any, ...] = ()
     written: Any = None
     per_batch = False
+    once = False
 
 
 class CaptureError(BridgeError):

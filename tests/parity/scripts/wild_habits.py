@@ -194,6 +194,93 @@ def second_loader_by_hand(run: Run) -> None:
     run.fit(Semi(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
 
 
+class Pulling(Regression):
+    """Takes from an iterator of its own in each step."""
+
+    source: Any = None
+
+    def other(self) -> Tensor:
+        return 0.1 * self(next(self.source)[0]).square().mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch) + self.other()
+        self.log("train_loss", loss)
+        return loss
+
+
+def more_batches(n: int = 80) -> DataLoader:
+    return DataLoader(TensorDataset(*regression_data(n, 5)), batch_size=GLOBAL_BATCH, shuffle=True)
+
+
+def forever(loader: DataLoader) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+@case
+def second_loaders_pulled_in_steps(run: Run) -> None:
+    class Twice(Pulling):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) + self.other()
+
+        def on_validation_epoch_start(self) -> None:
+            self.checked = iter(more_batches())
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", self.loss(batch) + self.loss(next(self.checked)))
+
+    model = Twice()
+    model.source = forever(more_batches())
+    run.fit(model, run.trainer(max_epochs=2), run.loader(*regression_data(64)), run.loader(*regression_data(64, 1)))
+    run.note("next", next(model.source))
+
+
+@case
+def second_loader_that_begins_again(run: Run) -> None:
+    class Again(Pulling):
+        def other(self) -> Tensor:
+            try:
+                return super().other()
+            except StopIteration:
+                self.source = iter(more_batches())
+                return super().other()
+
+    model = Again()
+    model.source = iter(more_batches())
+    run.fit(model, run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+
+
+@case
+def second_loader_pulled_now_and_then(run: Run) -> None:
+    class Seldom(Pulling):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) if batch_idx % 3 == 0 else self.loss(batch)
+
+    model = Seldom()
+    model.source = forever(more_batches())
+    run.fit(model, run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+    run.note("next", next(model.source))
+
+
+@case
+def pulled_from_what_the_step_fills(run: Run) -> None:
+    class Replay(Pulling):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: deque[Tensor] = deque(maxlen=4)
+            self.source = self.batches()
+
+        def batches(self) -> Iterator[Any]:
+            while True:
+                yield [torch.stack(tuple(self.seen))]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.seen.append(batch[0][0])
+            return super().training_step(batch, batch_idx)
+
+    run.fit(Replay(), run.trainer(max_epochs=1), run.loader(*regression_data(64)))
+
+
 @case
 def counted_in_a_plain_tensor(run: Run) -> None:
     class Counting(Regression):

@@ -20,7 +20,7 @@ from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedText, TracedTexts
 from torch_compat.step.host.calls import HostCalls, is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
-from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.host.scalars import HostScalar, was_written
 from torch_compat.step.host.slots import BatchSlot, ObjectSlot, Places
 from torch_compat.step.values import policy
 from torch_compat.step.values.dict_contents import put_entries, put_in_order
@@ -102,6 +102,18 @@ def note_written(owner: torch.nn.Module, name: str) -> None:
     """Tell the recordings that the step assigns an attribute which it has not read."""
     for recording in _OPEN:
         recording.note_written(owner, name)
+
+
+def changed_so_far() -> set[int]:
+    """The ids of the objects that the step being captured has changed so far; of a module also where it has written a tensor."""
+    found = {id(seen.holder) for recording in _OPEN for seen in recording._seen if seen.is_changed()}
+    for recording in _OPEN:
+        found.update(id(generator) for _, generator, state in recording._streams if not same_state(state_of(generator), state))
+        found.update(id(array) for _, array, held in recording._arrays if not holds_the_same(array, held))
+        for _, module, _, _ in recording._buffers:
+            held = (*module._parameters.values(), *module._buffers.values())
+            found.update([id(module)] if any(one is not None and is_traced(one) and was_written(one) for one in held) else [])
+    return found
 
 
 @contextlib.contextmanager

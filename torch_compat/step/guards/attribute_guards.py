@@ -20,12 +20,14 @@ from torch_compat.step.guards import module_structure
 from torch_compat.step.guards.compared_places import Locations
 from torch_compat.step.guards.fingerprints import Fingerprint, contents_of, fingerprint
 from torch_compat.step.guards.locations import Entry
-from torch_compat.step.guards.one_shot_objects import holds_consumed, refuse
+from torch_compat.step.guards.one_shot_objects import holds_consumed, is_iterator, refuse, runs_no_code
+from torch_compat.step.guards.pulled_places import PulledPlace, given
 from torch_compat.step.host.draws import GENERATORS, DrawRecorder
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.metrics.calls import metric_modules
 from torch_compat.step.values.marks import PLAIN
 from xlatrain.bridge.patches import patched
+from xlatrain.cluster.distributed import world
 
 _NOT_STATE = frozenset(
     {
@@ -278,6 +280,8 @@ class AttributeGuards:
         assert self._tracer is not None and self._draws is not None
         if type(value) in _NUMBERS and where in self._inputs.get(step, ()):
             return self._tracer.counter(self._text(where))
+        if is_iterator(value) and where[0] not in self._others and world().process_count == 1 and not runs_no_code(value):
+            return given(PulledPlace(where, 0, self._owners[where[0]]), self._draws.has_drawn)
         if holds_consumed(value):
             refuse(self._text(where))
         if isinstance(value, GENERATORS):

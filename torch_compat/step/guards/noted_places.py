@@ -37,6 +37,7 @@ from torch_compat.step.guards.locations import (
 from torch_compat.step.guards.one_shot_objects import is_consumed, is_found, is_iterator, refuse, runs_no_code
 from torch_compat.step.guards.origins import is_house, is_library, is_noted, is_third_party
 from torch_compat.step.guards.param_groups import ParamGroups
+from torch_compat.step.guards.pulled_places import Given
 from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.host_future import HostFuture
@@ -56,7 +57,7 @@ _OF_STREAMS = (
 )
 _NOT_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, types.ModuleType)
 OF_THE_STEP = (FakeTensor, FunctionalTensor, HostArray, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
-TRANSPARENT = frozenset({*VALUES, *OF_THE_STEP, OwnDict})
+TRANSPARENT = frozenset({*VALUES, *OF_THE_STEP, OwnDict, Given})
 """Classes of what holds nothing that a step may read besides the value itself."""
 
 

@@ -22,6 +22,7 @@ from torch_compat.step.guards.module_structure import ModuleStructure
 from torch_compat.step.guards.noted_places import Change
 from torch_compat.step.guards.observation import Observation
 from torch_compat.step.guards.one_shot_objects import emptied, taking
+from torch_compat.step.guards.pulled_places import GIVEN
 from torch_compat.step.values.taken_values import TAKEN
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
@@ -189,7 +190,10 @@ class PlaceGuards:
                 TAKEN.rewind()
             with emptied(), taking() if attended else contextlib.nullcontext(), observation.instrumented:
                 yield kept
+                for one in GIVEN.values():
+                    one.check()
         finally:
+            GIVEN.clear()
             found, changes = observation.settle(self._taken_back_by_others, attended=attended)
             kept += [one for one in changes if attended or one.value is not None]
             followed.add_read(found)

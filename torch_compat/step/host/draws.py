@@ -151,6 +151,10 @@ class DrawRecorder:
             for generator, state in self._before.values():
                 set_state(generator, state)
 
+    def has_drawn(self) -> bool:
+        """Whether there were draws so far."""
+        return bool(self._made)
+
     def stand_in(self, generator: Any, text: str) -> Any:
         """The stand-in that the step gets for a generator that it keeps."""
         self._before.setdefault(id(generator), (generator, state_of(generator)))

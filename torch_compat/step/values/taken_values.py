@@ -6,9 +6,10 @@ the step has run. Where there is no such step after all, another run, or the ste
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ class _Taken:
     iterator: Any
     outcomes: list[Callable[[], Any]] = field(default_factory=list)
     had: int = 0
+    put_back: Callable[[list[Any]], None] | None = None
 
 
 class TakenValues:
@@ -56,7 +58,10 @@ class TakenValues:
             self.takers.clear()
 
     def clear(self) -> None:
-        """Nobody asks for what is left any more."""
+        """Nobody asks for what is left any more; what was taken ahead goes back."""
+        for one in self._taken.values():
+            if one.put_back is not None and (left := _values(one.outcomes[one.had :])):
+                one.put_back(left)
         self._taken.clear()
         self.takers.clear()
 
@@ -64,6 +69,26 @@ class TakenValues:
         """Whether the present run has not yet had all that was taken from an iterator."""
         one = self._taken.get(id(iterator))
         return one is not None and one.had < len(one.outcomes)
+
+    def ahead(self, iterator: Any, count: int, put_back: Callable[[list[Any]], None]) -> list[Any]:
+        """Take so many values before the step runs that wants them, unless that has happened.
+
+        Args:
+            put_back: puts those back that the step does not take.
+
+        Raises:
+            Exception: the iterator's own; it is given again, too.
+        """
+        one = self._taken.setdefault(id(iterator), _Taken(iterator, put_back=put_back))
+        while len(one.outcomes) < count:
+            one.outcomes.append(_outcome(functools.partial(next, iterator)))
+            one.outcomes[-1]()
+        return [outcome() for outcome in one.outcomes[:count]]
+
+    def have_run(self, iterators: Iterable[Any]) -> None:
+        """A step has run with all that was taken of these."""
+        for one in iterators:
+            self._taken.pop(id(one), None)
 
     def take(self, iterator: Any, ask: Callable[[], Any]) -> Any:
         """Take from the iterator by ``ask``; what was taken before comes first."""
@@ -85,6 +110,15 @@ def _outcome(ask: Callable[[], Any]) -> Callable[[], Any]:
     except Exception as error:
         return functools.partial(_raise, error)
     return lambda: value
+
+
+def _values(outcomes: Iterable[Callable[[], Any]]) -> list[Any]:
+    """The values among outcomes; an iterator that has raised is at its end."""
+    found = []
+    for one in outcomes:
+        with contextlib.suppress(Exception):
+            found.append(one())
+    return found
 
 
 def _raise(error: Exception) -> NoReturn:
