@@ -164,6 +164,16 @@ def test_volumes_are_convolved_as_images(name: str, channels: tuple[int, int], m
     assert all('inlineable = "false"' in line for line in sums)
 
 
+def test_depthwise_sums_are_no_part_of_the_ops_that_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would compute them anew: a LayerNorm's mean, variance and rest; XLA would take the time and memory of each."""
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    function = with_gradients(lambda x, w: F.layer_norm(F.conv2d(x, w, padding=1, groups=3), (6, 5)))
+    image, kernel = floats(8, 3, 6, 5), floats(3, 1, 3, 3)
+    program = jax.jit(lower(capture(function, image, kernel))).lower([as_numpy(one.detach()) for one in (image, kernel)], None)
+    products = re.findall(r"= f32\[8,6,5,3\]\S* multiply\(", program.compile().as_text())
+    assert len(products) == 3 * 9  # of the convolution and both its gradients; they were 90
+
+
 def test_taps_that_see_padding_alone_are_not_reached() -> None:
     for image, kernel, stride, padding, dilation in itertools.product((1, 2, 5), (1, 3, 4), (1, 2, 3), (0, 1, 3), (1, 2)):
         window = Window((kernel,), (stride,), (padding,), (dilation,))
