@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -149,6 +149,13 @@ def mesh_here(mesh: Mesh) -> Mesh | AbstractMesh:
     """``mesh`` as shardings and ``shard_map`` take it where this is called: inside of a stage the axes that are left of it."""
     around = _around_in_a_stage()
     return mesh if around is None else around
+
+
+def shard_map_here(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """``function`` on each device of a mesh; inside of a stage on each of the stage's."""
+    here = mesh_here(mesh)
+    left = {*mesh.axis_names} - {*getattr(here, "manual_axes", ())}
+    return jax.shard_map(function, mesh=here, in_specs=in_specs, out_specs=out_specs, axis_names=left, check_vma=False)
 
 
 def _around_in_a_stage() -> AbstractMesh | None:

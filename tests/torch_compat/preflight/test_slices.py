@@ -78,6 +78,19 @@ def test_stages_on_two_slices_send_each_other_activations() -> None:
     assert 0 < sent["all-gather"]["bytes"] <= others and 0 < sent["all-reduce"]["bytes"] <= 2.25 * others
 
 
+@pytest.mark.slow
+def test_stages_gather_weights_layer_by_layer() -> None:
+    """Products that the partitioner would compute wrongly take gathered weights: inside of a stage, not all layers before."""
+    module, axes = Stack(), {"stage": 2, "data": 2, "fsdp": 2, "tensor": 2}
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    strategy = MeshStrategy(axes, tensor_parallel_plan={"layers.*": "colwise"})
+    run = Trainer(accelerator="cpu", strategy=strategy, max_steps=1, **quiet)  # pyright: ignore[reportArgumentType]
+    report = run.preflight(module, DataLoader(torch.zeros(64, 32), 8), topology="v5e:4x4")
+    assert [one.partition(", ")[2] for one in report.loops] == ["on 2 stages: 16 microbatches, 5.9% of the time waiting"] * 2
+    between = [kinds for axis, kinds in report.collectives.items() if "stage" in axis and "all-gather" in kinds]
+    assert sum(kinds["all-gather"]["bytes"] for kinds in between) < 4 * 256 * 256 * 4 // 2  # the layers' weights over tensor
+
+
 def test_gathers_between_slices_are_warned_of() -> None:
     devices = Topology.parse("v5e:2x2", 2).devices()
     weights = {"w": jax.ShapeDtypeStruct((64, 64), "float32")}

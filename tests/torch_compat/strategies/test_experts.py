@@ -72,8 +72,12 @@ def compiled_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("compiled_float64")
 @pytest.mark.parametrize(
     ("make", "axes"),
-    [(mixtral, {"fsdp": 2, "expert": 2, "tensor": 2}), (qwen, {"data": 2, "expert": 4})],
-    ids=["mixtral", "qwen"],
+    [
+        (mixtral, {"fsdp": 2, "expert": 2, "tensor": 2}),
+        (mixtral, {"data": 2, "fsdp": 2, "expert": 2}),
+        (qwen, {"data": 2, "expert": 4}),
+    ],
+    ids=["mixtral", "mixtral-data", "qwen"],
 )
 def test_a_mesh_gives_what_one_device_gives(make: Any, axes: dict[str, int]) -> None:
     """Tolerances are those of the float32 in which the models take their softmax."""

@@ -10,7 +10,8 @@ table that is split by rows, and the parts are summed: memory and traffic grow w
 exchanged until it is split by features, each device looks up its features of all rows, and these are exchanged for all features
 of its own rows; the gradient goes the same way back. The ids that are looked up lie where the features do, on every device of
 ``fsdp``: compiled for several TPU slices, the partitioner otherwise moves the gradient back to where the ids are, and sums whole
-tables over ``fsdp``.
+tables over ``fsdp``. Rows are exchanged by an all-to-all of our own: beside ``expert``, and beside ``stage`` on several slices,
+the partitioner would gather the features of the whole batch on every device.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ from xlatrain.mesh.sharding.rules import axis_names
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("split_rows(Tensor x, int mesh) -> Tensor")
-_LIBRARY.define("split_features(Tensor x, int mesh, bool rows) -> Tensor")
+_LIBRARY.define("split_features(Tensor x, int mesh) -> Tensor")
+_LIBRARY.define("rows_of_features(Tensor x, int mesh) -> Tensor")
+_LIBRARY.define("features_of_rows(Tensor x, int mesh) -> Tensor")
 _LIBRARY.define("whole_over_fsdp(Tensor x, int mesh) -> Tensor")
 
 MESHES: list[Mesh] = []
 """What the op's ``mesh`` counts: an op of torch takes no mesh."""
 
 
-@torch.library.register_fake("xlatrain::split_rows", lib=_LIBRARY)
 def _fake(x: torch.Tensor, mesh: int) -> torch.Tensor:
     return torch.empty_like(x)
 
@@ -48,32 +50,21 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.mesh = inputs[1]
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-    return torch.ops.xlatrain.split_rows(grad, ctx.mesh), None
+def _gradient_by(name: str) -> Callable[[Any, torch.Tensor], tuple[torch.Tensor, None]]:
+    """The gradient of an op, which an op of ours gives."""
+    return lambda ctx, grad: (getattr(torch.ops.xlatrain, name)(grad, ctx.mesh), None)
 
 
-torch.library.register_autograd("xlatrain::split_rows", _backward, setup_context=_save, lib=_LIBRARY)
-
-
-@torch.library.register_fake("xlatrain::split_features", lib=_LIBRARY)
-def _fake_features(x: torch.Tensor, mesh: int, rows: bool) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.register_fake("xlatrain::whole_over_fsdp", lib=_LIBRARY)
-def _fake_whole(x: torch.Tensor, mesh: int) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-def _save_features(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, ctx.mesh, ctx.rows = inputs
-
-
-def _backward_features(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    return torch.ops.xlatrain.split_features(grad, ctx.mesh, ctx.rows), None, None
-
-
-torch.library.register_autograd("xlatrain::split_features", _backward_features, setup_context=_save_features, lib=_LIBRARY)
+for _name, _back in {
+    "split_rows": "split_rows",
+    "split_features": "split_features",
+    "whole_over_fsdp": None,
+    "rows_of_features": "features_of_rows",
+    "features_of_rows": "rows_of_features",
+}.items():
+    torch.library.register_fake(f"xlatrain::{_name}", _fake, lib=_LIBRARY)
+    if _back is not None:
+        torch.library.register_autograd(f"xlatrain::{_name}", _gradient_by(_back), setup_context=_save, lib=_LIBRARY)
 
 
 @contextlib.contextmanager
@@ -128,8 +119,8 @@ def _split_lookup(original: Callable[..., torch.Tensor], index: int, specs: _Spe
         if not by_features(weight):
             return original(input, weight, *args, **kwargs)
         input = torch.ops.xlatrain.whole_over_fsdp(input, index) if input.ndim else input
-        found = original(input, torch.ops.xlatrain.split_features(weight, index, False), *args, **kwargs)
-        return torch.ops.xlatrain.split_features(found, index, True)
+        found = original(input, torch.ops.xlatrain.split_features(weight, index), *args, **kwargs)
+        return torch.ops.xlatrain.rows_of_features(found, index)
 
     return embedding
 

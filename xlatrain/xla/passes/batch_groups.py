@@ -60,9 +60,14 @@ def _equation(equation: Any) -> Any:
 
 def auto_axes(shard_map: Any) -> list[str]:
     """The mesh axes over which XLA still partitions what is inside of a ``shard_map`` equation: those that it does not name."""
+    manual = manual_axes(shard_map)
+    return [axis for axis, size in shard_map.params["mesh"].shape.items() if size > 1 and axis not in manual]
+
+
+def manual_axes(shard_map: Any) -> set[str]:
+    """The mesh axes that are taken inside of a ``shard_map`` equation, by it or by one around it."""
     mesh, params = shard_map.params["mesh"], shard_map.params
-    manual = {*params.get("newly_manual_axes", params.get("manual_axes", ())), *mesh.manual_axes}  # jax 0.10; older
-    return [axis for axis, size in mesh.shape.items() if size > 1 and axis not in manual]
+    return {*params.get("newly_manual_axes", params.get("manual_axes", ())), *mesh.manual_axes}  # jax 0.10; older
 
 
 def contracted(

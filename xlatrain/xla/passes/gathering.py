@@ -26,6 +26,7 @@ give wrong Newton–Schulz iterations, products as Shampoo's or GaLore's, or a w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
@@ -33,12 +34,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from xlatrain.mesh.mesh import DATA_AXES, platform
 from xlatrain.xla.jaxprs import bodies, rewrapped, spliced, with_bodies
 from xlatrain.xla.passes import is_needed
-from xlatrain.xla.passes.batch_groups import auto_axes
+from xlatrain.xla.passes.batch_groups import auto_axes, manual_axes
 
 DimAxes: TypeAlias = tuple[tuple[str, ...], ...]
 """The mesh axes of each dim."""
@@ -83,7 +84,7 @@ def with_gathers(closed: Any, splits: Sequence[DimAxes | None], mesh: Mesh | Abs
 
 _PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
 _MOVES = {
-    "transpose", "reshape", "slice", "dynamic_slice", "concatenate", "pad", "rev", "split", "broadcast_in_dim", "squeeze",
+    "transpose", "slice", "dynamic_slice", "concatenate", "pad", "rev", "split", "broadcast_in_dim", "squeeze",
     "gather", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod",
 }  # fmt: skip
 """Primitives whose results have other dims than their operands: see :func:`_moved`."""
@@ -120,8 +121,12 @@ class _Rewriting:
         elif name == "optimization_barrier":
             known.update((out, split) for out, split in zip(equation.outvars, splits, strict=True) if split)
             yield equation
+        elif name == "shard_map" and len(auto_axes(equation)) > 2:
+            yield self._in_shard_map(equation, splits)
         elif name in _PRODUCTS or _holds_products(equation):
             yield from self._gathered(equation, splits)
+        elif name == "reshape" and splits[0]:
+            yield from self._reshaped(equation, splits[0], known)
         elif name in _MOVES:
             moved = _moved(equation, splits)
             if moved is None:
@@ -152,6 +157,31 @@ class _Rewriting:
         merged = [next(filter(None, of_bodies), None) for of_bodies in zip(*results, strict=True)]
         return with_bodies(equation, [jaxpr for jaxpr, _ in rewritten]), merged
 
+    def _in_shard_map(self, equation: Any, splits: Sequence[DimAxes | None]) -> Any:
+        """A ``shard_map`` that leaves three axes or more to the partitioner, such as a pipeline's, with gathers inside."""
+        mesh, manual = equation.params["mesh"], manual_axes(equation)
+        types = tuple(AxisType.Manual if axis in manual else AxisType.Auto for axis in mesh.axis_names)
+        inside = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
+        left = [split and tuple(tuple(axis for axis in axes if axis not in manual) for axes in split) for split in splits]
+        rewritten = rewrapped(equation.params["jaxpr"], lambda jaxpr: _Rewriting(inside)(jaxpr, left)[0])
+        return equation.replace(params={**equation.params, "jaxpr": rewritten})
+
+    def _reshaped(self, equation: Any, split: DimAxes, known: dict[Any, DimAxes]) -> Iterator[Any]:
+        """A reshape, behind a gather over the dims that it does not leave as they are; its result is split along the others."""
+        (out,), operand = equation.outvars, equation.invars[0]
+        kept = _dims_left(operand.aval.shape, out.aval.shape)
+        lost = tuple(() if dim in kept else axes for dim, axes in enumerate(split))
+        if over_batch_axes(lost):
+            others = tuple(axes if dim in kept else () for dim, axes in enumerate(split))
+            gather, operand = self._gather(operand, lost, others)
+            yield from gather
+        moved = [()] * out.aval.ndim
+        for dim, place in kept.items():
+            moved[place] = split[dim]
+        if over_batch_axes(tuple(moved)):
+            known[out] = tuple(moved)
+        yield equation.replace(invars=[operand, *equation.invars[1:]])
+
     def _gathered(self, equation: Any, splits: Sequence[DimAxes | None]) -> Iterator[Any]:
         """``equation`` behind gathers of its split operands."""
         operands = list(equation.invars)
@@ -165,9 +195,14 @@ class _Rewriting:
         """Whether XLA would gather it in float32."""
         return self._as_integers and var.aval.dtype in (jnp.bfloat16, jnp.float16)
 
-    def _gather(self, var: Any, split: DimAxes) -> tuple[list[Any], Any]:
-        """The equations that gather ``var``, and what they give: for one product, so that backward gathers it anew."""
+    def _gather(self, var: Any, split: DimAxes, others: DimAxes = ()) -> tuple[list[Any], Any]:
+        """The equations that gather ``var``, and what they give: for one product, so that backward gathers it anew.
+
+        Args:
+            others: dims that stay split, beside those of ``split``.
+        """
         whole = [tuple(axis for axis in axes if axis not in DATA_AXES) for axes in split]
+        whole = [axes + more for axes, more in zip(whole, others or [()] * len(whole), strict=True)]
         sharding = NamedSharding(self._mesh, PartitionSpec(*(axes or None for axes in whole)))
 
         def gathered(x: jax.Array) -> jax.Array:
@@ -179,9 +214,16 @@ class _Rewriting:
         return spliced(gathered_as_integers if self._is_half(var) else gathered, [var])
 
 
+def _dims_left(before: Sequence[int], after: Sequence[int]) -> dict[int, int]:
+    """The dims of a reshape that are dims of its result, too: the same size, behind as many elements."""
+    places = {(math.prod(after[:dim]), size): dim for dim, size in enumerate(after) if size > 1}
+    found = {dim: places.get((math.prod(before[:dim]), size)) for dim, size in enumerate(before)}
+    return {dim: place for dim, place in found.items() if place is not None}
+
+
 def _holds_products(equation: Any) -> bool:
     """Whether there are products inside of an equation that cannot be rewritten in place."""
-    if equation.primitive.name == "shard_map" and len(auto_axes(equation)) < 3:
+    if equation.primitive.name == "shard_map":
         return False
     return any(
         inner.primitive.name in _PRODUCTS or _holds_products(inner)

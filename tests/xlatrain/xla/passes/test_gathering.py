@@ -115,7 +115,29 @@ def test_shard_maps(named: str, gathers: int) -> None:
     mapped = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(whole, whole), out_specs=whole, axis_names={named})
     function = apply_jaxpr_passes(lambda w, x: mapped(mapped(x, w), w), lambda w: sharding)
     jaxpr = jax.make_jaxpr(function)(jnp.ones((8, 8)), jnp.ones((8, 8)))
-    assert [equation.primitive.name for equation in jaxpr.eqns].count("sharding_constraint") == gathers
+    assert [equation.primitive.name for equation in jaxpr.eqns].count("sharding_constraint") == 0
+    inside = [str(equation).count("sharding_constraint[") for equation in jaxpr.eqns if equation.primitive.name == "shard_map"]
+    assert sum(inside) == gathers  # just before the products, as in a loop
+
+
+@pytest.mark.parametrize(
+    ("split", "reshaped", "gathered"),
+    [
+        (PartitionSpec("expert", None, "fsdp"), PartitionSpec("expert", None, None, "fsdp"), False),
+        (PartitionSpec("expert", "fsdp"), PartitionSpec("expert"), True),
+    ],
+)
+def test_a_reshape_keeps_the_splits_of_dims_that_it_leaves(split: PartitionSpec, reshaped: PartitionSpec, gathered: bool) -> None:
+    """Experts' gates and values are told apart: all experts were gathered on each device."""
+    sizes = {"data": 2, "fsdp": 2, "expert": 2}
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 3)
+    rows = PartitionSpec(tuple(sizes))
+    mapped = jax.shard_map(lambda x, w: x * w.sum(), mesh=mesh, in_specs=(rows, reshaped), out_specs=rows, check_vma=False)
+    sharding = NamedSharding(mesh, split)
+    function = apply_jaxpr_passes(lambda w, x: mapped(x, w.reshape(4, 2, 8, 8)), lambda w: sharding)
+    jaxpr = jax.make_jaxpr(function)(jnp.ones((4, 16, 8)), jnp.ones((8, 8)))
+    found = [one.params["sharding"].spec for one in jaxpr.eqns if one.primitive.name == "sharding_constraint"]
+    assert found == ([PartitionSpec("expert", None, None)] if gathered else [])
 
 
 class Columns(nnx.Module):

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from xlatrain.bridge.capture.masks.band import Band
 from xlatrain.bridge.lower.kernels.choice import Gathered, OwnPart, Splash
 from xlatrain.bridge.lower.kernels.sequence import from_balanced, summed_part, to_balanced
-from xlatrain.mesh.mesh import SEQUENCE_AXIS, mesh_here, platform
+from xlatrain.mesh.mesh import SEQUENCE_AXIS, platform, shard_map_here
 
 Pair = tuple[jax.Array, jax.Array]
 Forward = Callable[..., tuple[jax.Array, jax.Array]]
@@ -112,7 +112,7 @@ def _forward(choice: OwnPart, local: Forward, infos: Any, q: Any, k: Any, v: Any
         return local(infos, _rows(q), k, v, _by_row(segments, q))
     places = _Places(choice)
     specs = (places.infos(infos), places.queries, places.keys, places.keys, places.segments(segments))
-    run = _shard_map(local, choice.mesh, specs, (places.queries,) * 2)
+    run = shard_map_here(local, choice.mesh, specs, (places.queries,) * 2)
     return run(infos, _rows(q), k, v, _by_row(segments, q))
 
 
@@ -141,17 +141,10 @@ def _backward(
 
         queries, whole = places.queries, places.keys
         specs = (places.infos(infos), queries, queries, whole, whole, queries, queries, places.segments(segments))
-        run = _shard_map(summed, mesh, specs, (queries,) * 3)
+        run = shard_map_here(summed, mesh, specs, (queries,) * 3)
         by_q, by_k, by_v = run(*args)
     by_k, by_v = (_summed(x, choice.repeated) for x in (by_k, by_v))
     return by_q.reshape(q.shape), by_k.reshape(k.shape), by_v.reshape(v.shape)
-
-
-def _shard_map(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """``function`` on each device of a mesh; inside of a stage on each of the stage's."""
-    here = mesh_here(mesh)
-    left = {*mesh.axis_names} - {*getattr(here, "manual_axes", ())}
-    return jax.shard_map(function, mesh=here, in_specs=in_specs, out_specs=out_specs, axis_names=left, check_vma=False)
 
 
 class _Places:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+import xlatrain.bridge.capture.traceable.transformers_experts  # noqa: F401  defines the ops
 from xlatrain.bridge.capture.activations import MESHES
 from xlatrain.bridge.lower.lowerings.activation import exact_gelu
 from xlatrain.bridge.lower.registry import lowers, program_mesh

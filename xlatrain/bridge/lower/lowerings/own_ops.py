@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +19,7 @@ import xlatrain.bridge.capture.rematerialization  # noqa: F401  defines the ops
 from xlatrain.bridge.capture.activations import MESHES
 from xlatrain.bridge.capture.updates import lower_update
 from xlatrain.bridge.lower.registry import lowers
-from xlatrain.mesh.mesh import SEQUENCE_AXIS, STAGE_AXIS, batch_axes, mesh_here, sequence_parts
+from xlatrain.mesh.mesh import SEQUENCE_AXIS, batch_axes, mesh_here, sequence_parts, shard_map_here
 
 
 @lowers("xlatrain.split_rows.default")
@@ -32,31 +34,75 @@ def split_rows(x: jax.Array, mesh: int) -> jax.Array:
 
 
 @lowers("xlatrain.split_features.default")
-def split_features(x: jax.Array, mesh: int, rows: bool) -> jax.Array:
-    """``x``, its last dim over ``fsdp``; where dim 0 is rows of a batch it is split over ``data``, and stages."""
-    axes = MESHES[mesh]
-    spec: list[Any] = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
-    if rows and spec and (split := _beside_fsdp(axes, x.shape[0])):
-        spec[0] = split
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh_here(axes), PartitionSpec(*spec, "fsdp")))
+def split_features(x: jax.Array, mesh: int) -> jax.Array:
+    """``x``, its last dim over ``fsdp``."""
+    spec = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1), "fsdp")
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh_here(MESHES[mesh]), spec))
 
 
 @lowers("xlatrain.whole_over_fsdp.default")
 def whole_over_fsdp(x: jax.Array, mesh: int) -> jax.Array:
-    """``x``, dim 0 over ``data``, and stages, alone where these divide it, dim 1 over the sequence axis: every device of ``fsdp``
-    has the same part."""
-    axes = MESHES[mesh]
-    rest: list[Any] = [None] * (x.ndim - 1)
-    if rest and sequence_parts(axes) > 1 and x.shape[1] % sequence_parts(axes) == 0:
-        rest[0] = SEQUENCE_AXIS
-    spec = PartitionSpec(_beside_fsdp(axes, x.shape[0]) or None, *rest)
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh_here(axes), spec))
+    """Ids to look up, those of all devices of ``fsdp`` on each of these; their rows in the order of :func:`features_of_rows`."""
+    lookup = _Lookup.of(MESHES[mesh], x.shape)
+    own, given = lookup.place(lookup.rows, x.ndim), lookup.place(lookup.beside, x.ndim)
+    if not lookup.exchanged:
+        return lax.with_sharding_constraint(x, NamedSharding(mesh_here(MESHES[mesh]), given))
+    return shard_map_here(partial(lax.all_gather, axis_name="fsdp", tiled=True), MESHES[mesh], (own,), given)(x)
 
 
-def _beside_fsdp(mesh: Mesh, rows: int) -> tuple[str, ...]:
-    """The axes that split rows of a lookup, whose features ``fsdp`` splits; none where they do not divide."""
-    axes = tuple(axis for axis in batch_axes(mesh) if axis in ("data", STAGE_AXIS) and mesh.shape[axis] > 1)
-    return axes if rows % math.prod(mesh.shape[axis] for axis in axes) == 0 else ()
+@lowers("xlatrain.rows_of_features.default")
+def rows_of_features(x: jax.Array, mesh: int) -> jax.Array:
+    """Exchange what was looked up: some features of the rows of all devices of ``fsdp`` for all features of a device's rows."""
+    return _exchanged(x, mesh, to_rows=True)
+
+
+@lowers("xlatrain.features_of_rows.default")
+def features_of_rows(x: jax.Array, mesh: int) -> jax.Array:
+    """The inverse of :func:`rows_of_features`. Its rows are those of the devices of ``fsdp``, one after the other, on each of the
+    other axes' devices: in another order than the batch's where an axis of the batch comes behind ``fsdp``."""
+    return _exchanged(x, mesh, to_rows=False)
+
+
+def _exchanged(x: jax.Array, mesh: int, to_rows: bool) -> jax.Array:
+    lookup = _Lookup.of(MESHES[mesh], x.shape[:-1])
+    rows, features = lookup.place(lookup.rows, x.ndim), lookup.place(lookup.beside, x.ndim, "fsdp")
+    if not lookup.exchanged:
+        return lax.with_sharding_constraint(x, NamedSharding(mesh_here(MESHES[mesh]), features))
+    split, concat, specs = (0, x.ndim - 1, (features, rows)) if to_rows else (x.ndim - 1, 0, (rows, features))
+    exchange = partial(lax.all_to_all, axis_name="fsdp", split_axis=split, concat_axis=concat, tiled=True)
+    return shard_map_here(exchange, MESHES[mesh], specs[:1], specs[1])(x)
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """The places of ids, and of what is looked up, on a mesh whose ``fsdp`` splits a table's features.
+
+    Attributes:
+        exchanged: whether all axes of the batch divide dim 0; else ``fsdp`` does not split it.
+        rows: the axes that split it in the end.
+        beside: those that split it while ``fsdp`` splits features.
+        sequence: the axis that splits dim 1; None: none.
+    """
+
+    exchanged: bool
+    rows: tuple[str, ...]
+    beside: tuple[str, ...]
+    sequence: str | None
+
+    @classmethod
+    def of(cls, mesh: Mesh, shape: tuple[int, ...]) -> _Lookup:
+        """The places of ids of a shape."""
+        rows = tuple(axis for axis in batch_axes(mesh) if mesh.shape[axis] > 1)
+        beside = tuple(axis for axis in rows if axis != "fsdp")
+        exchanged, divided = (bool(shape) and shape[0] % math.prod(map(mesh.shape.get, axes)) == 0 for axes in (rows, beside))
+        parts = sequence_parts(mesh)
+        sequence = SEQUENCE_AXIS if parts > 1 and len(shape) > 1 and shape[1] % parts == 0 else None
+        return cls(exchanged, rows, beside if divided else (), sequence)
+
+    def place(self, rows: tuple[str, ...], ndim: int, features: str | None = None) -> PartitionSpec:
+        """The spec of an array of so many dims whose dim 0 ``rows`` split, and whose last one ``features``."""
+        dims: list[Any] = [rows or None, self.sequence, *[None] * ndim][: ndim if features is None else ndim - 1]
+        return PartitionSpec(*dims, *([] if features is None else [features]))
 
 
 @lowers("xlatrain.to_host.default")
