@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
+from random import choice, shuffle, uniform
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from basics import Classifier, class_data
+from numpy.random import permutation
 from recording import Run, case
 from torch import Tensor
 
@@ -66,3 +69,33 @@ def options_set_in_validation(run: Run) -> None:
             return self.step(batch, "val")
 
     run.fit(Setting(), run.trainer(max_epochs=2), run.loader(*class_data(64)), run.loader(*class_data(32)))
+
+
+ORDER = [0.5, 1.0, 1.5]
+
+
+class Shuffling(Classifier):
+    """Draws by functions that were imported by name, shuffles lists, and takes rows that are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = [1.0, 2.0, 3.0]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        columns, rows = [0, 1, 2, 3], random.sample(range(16), 6)
+        shuffle(columns)
+        np.random.shuffle(self.order)
+        random.shuffle(ORDER)
+        x = x[:, torch.from_numpy(permutation(8))] * uniform(0.9, 1.1) + choice([0.1, 0.2])
+        x[rows, 0] = 1.0
+        out = self.net(x)
+        loss = F.cross_entropy(out, y) * self.order[0] + F.cross_entropy(out[rows], y[rows]) * ORDER[0]
+        self.log("columns", (x[:, columns] * torch.arange(4)).mean())
+        return loss
+
+
+@case
+def lists_shuffled_and_rows_drawn(run: Run) -> None:
+    run.fit(Shuffling(), run.trainer(max_epochs=1), run.loader(*class_data(160)))
+    run.note("order", ORDER)

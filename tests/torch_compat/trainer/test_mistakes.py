@@ -98,9 +98,9 @@ def random_index(model: Model, loss: Tensor, x: Tensor) -> Tensor:
 
 
 def random_order(model: Model, loss: Tensor, x: Tensor) -> Tensor:
-    order = list(range(len(x)))
-    random.shuffle(order)
-    return loss + x[order].mean()
+    names = list(model.names)
+    random.shuffle(names)
+    return loss * len(names[0])
 
 
 def own_generator(model: Model, loss: Tensor, x: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ MISTAKES: dict[str, Any] = {
     "clock": (clock, r"at first `.*`, now `.*`", r"does not do the same for every batch", "time"),
     "random choice": (random_choice, r"random\.choice\(model\.names\)", r"random\.choice\(\) gives str", "in a hook"),
     "random index": (random_index, r"names\[random\.randint\(0, 2\)\]", r"drawn at random, is used as an index", "torch"),
-    "random order": (random_order, r"random\.shuffle\(order\)", r"shuffle\(\) gives NoneType", r"torch\.randperm"),
+    "random order": (random_order, r"random\.shuffle\(names\)", r"shuffle\(\) gives list", r"torch\.randperm"),
     "own generator": (own_generator, r"generator=model\.generator", r"[Gg]enerator", ""),
     "missing op": (missing_op, r"torch\.linalg\.ldl_factor", r"aten\.linalg_ldl_factor_ex\.default", ""),
 }

@@ -53,6 +53,7 @@ from torch_compat.step.guards.origins import (
 )
 from torch_compat.step.guards.taking import is_taking, iterator_of, take
 from torch_compat.step.host.arrays import HostArray
+from torch_compat.step.host.draws import recorded
 from torch_compat.step.host.host_future import as_float, as_int, length_of
 from torch_compat.step.host.number_functions import constructor, extreme_of, of_lists
 from torch_compat.step.host.scalars import HostScalar
@@ -87,8 +88,8 @@ class CalledFunctions:
 
     def call(self, function: Any) -> Any:
         kind = type(function)
-        if self._places.taken is not None and is_taking(function):
-            return functools.partial(self._takes, self._places.taken, function)
+        if (found := self._taking_or_drawing(function)) is not None:
+            return found
         self._places.refuse_one_shot(function)
         if kind is types.FunctionType:
             return self._called(function, None)
@@ -124,6 +125,12 @@ class CalledFunctions:
         if owner is not None and not isinstance(owner, types.ModuleType):
             return self._method_in_c(function, owner)
         return self._function_in_c(function)
+
+    def _taking_or_drawing(self, function: Any) -> Any:
+        """What records what a function takes from an iterator, or draws; None of any other function."""
+        if self._places.taken is not None and is_taking(function):
+            return functools.partial(self._takes, self._places.taken, function)
+        return None if (draw := recorded(function)) is None else self._wrapped(draw)
 
     def _of_numbers(self, function: Any) -> Any:
         """The function that takes numbers, or arrays, of the step in place of one of Python's; None for any other function."""

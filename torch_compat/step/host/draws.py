@@ -52,9 +52,11 @@ class Draw:
 
     def make(self, numbers: Any) -> Any:
         """Draw; ``numbers`` has those of the step that have been drawn before."""
-        args = [_resolved(one, numbers) for one in self.args]
+        args = [list(one) if type(one) is list else _resolved(one, numbers) for one in self.args]  # which may be shuffled
         kwargs = {name: _resolved(one, numbers) for name, one in self.kwargs.items()}
-        value = getattr(self.generator, self.method)(*args, **kwargs)
+        value: Any = getattr(self.generator, self.method)(*args, **kwargs)
+        if self.method == "shuffle" and type(args[0]) is list:
+            value = args[0]
         if self.form is not None and _form(value) != self.form:
             raise RuntimeError(f"{self.name} gave {_form(value)} where the step was compiled for {self.form}")
         if is_array(value):
@@ -163,7 +165,8 @@ class DrawRecorder:
     def _recorded(self, generator: Any, method: str, text: str) -> Callable[..., Any]:
         def draw(*args: Any, **kwargs: Any) -> Any:
             name = f"{text}.{method}() number {len(self._made)}"
-            args = tuple(_exact(arg) for arg in args)
+            shuffled = args[0] if method == "shuffle" and args else None
+            args = tuple(list(map(_exact, arg)) if arg is shuffled and type(arg) is list else _exact(arg) for arg in args)
             kwargs = {key: _exact(arg) for key, arg in kwargs.items()}
             draw = Draw(generator, method, args, kwargs, name)
             value = draw.make(self._numbers)
@@ -182,9 +185,14 @@ class DrawRecorder:
                 return self._tracer.drawn(name)
             self._tracer.note_drawn(name)
             if type(value) is list:
-                return [self._entry(name, index, one) for index, one in enumerate(value)]
+                entries = [self._entry(name, index, one) for index, one in enumerate(value)]
+                if type(shuffled) is not list:
+                    return entries
+                shuffled[:] = entries
+                return None
             return HostArray(self._tracer, lambda host_values: host_values.numbers[name], name, value)
 
+        draw.draws = True  # pyright: ignore[reportFunctionMemberAccess]
         return draw
 
     def _entry(self, name: str, index: int, value: Any) -> HostScalar:
@@ -223,10 +231,18 @@ class DrawRecorder:
             if not same_state(state_of(generator), state):
                 raise CaptureError(
                     f"the step draws from the random generator of {'numpy' if generator is _NUMPY else 'Python'} in a way that "
-                    "cannot be repeated for every step (a function imported by name, or a library's own).\n  Fix: call it as "
+                    "cannot be repeated for every step, such as an installed library's own draws.\n  Fix: call it as "
                     "random.f() or np.random.f() in the step, draw with torch (torch.rand, …), or draw in a hook or dataset."
                 )
         self._tracer.plan.draws = draws
+
+
+def recorded(function: Any) -> Any:
+    """What records the draws of a function of the global generators, which may have been imported by name; None of any other."""
+    owner = getattr(function, "__self__", None)
+    module = random if owner is _PYTHON else np.random if owner is _NUMPY else None
+    found = function if module is None else vars(module).get(function.__name__)
+    return found if getattr(found, "draws", False) else None
 
 
 class _RecordedGenerator:

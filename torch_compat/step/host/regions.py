@@ -273,9 +273,11 @@ def _is_found(part: Any) -> bool:
 
 
 def _as_it_is(index: Any) -> Any:
-    """An index with the places in it as constants."""
+    """An index with the places in it as constants, and a list of numbers that are drawn as a tensor."""
     if type(index) is tuple:
         return tuple(map(_as_it_is, index))
+    if type(index) is list and any(type(one) is HostScalar and one.is_drawn for one in index):
+        return torch.as_tensor(index)
     return operator.index(index) if type(index) is HostFuture and _is_entry(index) else index
 
 
