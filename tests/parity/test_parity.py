@@ -287,6 +287,7 @@ EAGER_CASES = {
     "reads_the_metrics": "surroundings.py",
     "reads_the_gradients_of_the_step_before": "surroundings.py",
     "second_loader_pulled_now_and_then": "the step takes from self.source more or fewer values from batch to batch",
+    "second_loader_begun_in_each_step": "it begins a pass over a DataLoader",
     "pulled_from_what_the_step_fills": "after it has changed what the iterator may look at",
     "sparse_gradients_of_an_embedding": "nn.Embedding with sparse=True",
     "a_buffer_becomes_double_between_hooks": "self.grown",

@@ -263,6 +263,17 @@ def second_loader_pulled_now_and_then(run: Run) -> None:
 
 
 @case
+def second_loader_begun_in_each_step(run: Run) -> None:
+    class Anew(Pulling):
+        def other(self) -> Tensor:
+            return 0.1 * self(next(iter(self.source))[0]).square().mean()
+
+    model = Anew()
+    model.source = more_batches()
+    run.fit(model, run.trainer(max_epochs=1), run.loader(*regression_data(64)))
+
+
+@case
 def pulled_from_what_the_step_fills(run: Run) -> None:
     class Replay(Pulling):
         def __init__(self) -> None:

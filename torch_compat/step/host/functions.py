@@ -14,12 +14,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils.data import DataLoader
 
 from torch_compat.step.host.calls import HostCalls, is_traced
 from torch_compat.step.host.host_future import HostFuture, Known
@@ -38,6 +39,7 @@ def recording_host_functions(calls: HostCalls) -> Iterator[None]:
     functions += [(owner, "open", _reading_only(calls, owner.open)) for owner in (builtins, io)]
     for name in _LOGGING:
         functions.append((logging.Logger, name, _recorded(calls, getattr(logging.Logger, name), f"logging.{name}")))
+    functions.append((DataLoader, "__iter__", _beginning(calls)))
     if (wandb := sys.modules.get("wandb")) is not None and callable(getattr(wandb, "log", None)):
         functions.append((wandb, "log", _recorded(calls, wandb.log, "wandb.log")))
     if (tokenizers := sys.modules.get("transformers.tokenization_utils_base")) is not None:
@@ -83,6 +85,18 @@ def _decoding(calls: HostCalls, decode: Callable[..., Any]) -> Callable[..., Any
 def _rows(tensor: Any) -> range:
     """The numbers of a tensor's rows, without a look at how many columns there are."""
     return range(len(tensor.whole if isinstance(tensor, Uncut) else tensor))
+
+
+def _beginning(calls: HostCalls) -> Callable[..., Any]:
+    """``DataLoader.__iter__``, which draws a seed from torch's generator on the host."""
+
+    def begin(loader: DataLoader[Any]) -> NoReturn:
+        raise calls.refuse(
+            "it begins a pass over a DataLoader, which may give other batches each time",
+            "begin it in a hook (self.batches = iter(loader) in on_train_epoch_start), and take next(self.batches) in the step",
+        )
+
+    return begin
 
 
 def _reading_only(calls: HostCalls, function: Callable[..., Any]) -> Callable[..., Any]:
