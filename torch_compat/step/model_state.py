@@ -496,7 +496,11 @@ class ModelState:
         """
         self._host_gradients.stop()
         if to_host:
-            return self.live.release(failed=failed)
+            lost = self.live.release(failed=failed)
+            # Reference cycles keep this until garbage is collected, which arrays are too large to wait for.
+            self.state = replace(self._state, params={}, buffers={}, opt_state={}, accumulated={})
+            self.grads = None
+            return lost
         self.state = replace(self.state, opt_state={}, accumulated={})
         return []
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import jax
 import pytest
 import torch
@@ -21,8 +24,18 @@ class Net(LightningModule):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         return self.layers(batch).square().mean()
 
+    def predict_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.layers(batch)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters())
+
+
+def _trainer(**options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu", max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, **options,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("options", [{"devices": 1}, {"devices": 8, "strategy": "fsdp"}])
@@ -36,11 +49,25 @@ def test_the_optimizers_state_is_never_there_twice(options: dict, monkeypatch: p
         return fetch(self)
 
     monkeypatch.setattr(_Fetch, "__call__", noted)
-    trainer = Trainer(
-        accelerator="cpu", max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, **options,
-    )  # fmt: skip
-    trainer.fit(Net(), DataLoader(torch.ones(16, WIDTH), batch_size=8))
+    _trainer(**options).fit(Net(), DataLoader(torch.ones(16, WIDTH), batch_size=8))
     state = WIDTH * WIDTH * 4
     assert len(on_devices) == 2 * LAYERS
     assert on_devices[0] - on_devices[-1] >= (2 * LAYERS - 1) * state  # more, where something else is collected meanwhile
+
+
+@pytest.mark.parametrize("options", [{"devices": 1}, {"devices": 8, "strategy": "fsdp"}])
+def test_nothing_of_a_module_stays_on_the_mesh(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of ``predict`` left a copy of all parameters there, until garbage was collected."""
+    trainer, net, batches = _trainer(**options), Net(), DataLoader(torch.ones(16, WIDTH), batch_size=8)
+    gc.collect()
+    before = sum(array.nbytes for array in jax.live_arrays())
+    monkeypatch.setattr(gc, "collect", lambda *args: 0)
+    gc.disable()
+    try:
+        trainer.fit(net, batches)
+        for _ in range(2):
+            trainer.predict(net, batches)
+        after = sum(array.nbytes for array in jax.live_arrays())
+    finally:
+        gc.enable()
+    assert after - before < WIDTH * WIDTH * 4
