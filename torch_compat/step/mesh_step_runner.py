@@ -156,7 +156,7 @@ class MeshStepRunner:
                     continue
                 args = step.arguments(program)
                 self._make_room(program)
-                self.model.keep_shown(program.step.reshaped)
+                parted = self.model.part(program.step.assigned)
                 if not program.step.scalars.assumed:
                     new, outputs = variants.run(program, *args)
                     break
@@ -173,7 +173,7 @@ class MeshStepRunner:
             raise
         step.take(program, new, outputs)
         self._carried.have_run(step.name)
-        self.model.reshape(program.step.reshaped)
+        self.model.put_assigned(parted, program.step.assigned)
         for redo in program.step.redo:
             redo()
         outcome = self._outcome(step.name, program, step.batch, _true_values(step, program, outputs), host_values)

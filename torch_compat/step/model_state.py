@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.sharding import Mesh, NamedSharding
@@ -27,7 +29,7 @@ from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
 from xlatrain.bridge.tensors.host_copies import is_alone
-from xlatrain.bridge.tensors.live import LazyTensor, LiveTensors, is_live, lazy_tensor, live_array
+from xlatrain.bridge.tensors.live import LazyTensor, LiveTensors, become_lazy, is_live, lazy_tensor, live_array
 from xlatrain.bridge.tensors.strides import Strides, strides_of
 from xlatrain.cluster import distributed
 from xlatrain.host.host_memory import available_host_memory
@@ -102,6 +104,7 @@ class ModelState:
         self._changes = changes()
         self._unlike: str | None = None  # why a tensor that was assigned cannot take its place
         self.shapes_changed = 0  # how often a buffer got another shape
+        self._held_by_us: dict[str, int] = {}  # references to buffers that we have made
         self._host_gradients = HostGradients(self.params.values(), self._add_host_gradient)
         if self._multiprocess:
             self.live.advance()  # the values on the mesh are process 0's: every host reads these from now on
@@ -296,23 +299,44 @@ class ModelState:
         self.buffers[name] = tensor
         self._names[id(tensor)] = name
 
-    def keep_shown(self, names: Iterable[str]) -> None:
-        """Bring buffers to the host before a step puts other tensors in their place: their holders keep the old ones."""
-        for name in names:
-            self.live.refresh(name)
+    def part(self, assigned: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+        """The buffers to which a step is about to assign other tensors, whose own somebody else may hold and look at later.
 
-    def reshape(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Put new tensors in the place of buffers that a step has assigned tensors of these shapes to."""
-        for name, shape in shapes.items():
-            path, _, key = name.rpartition(".")
-            new = torch.empty(shape, dtype=self.buffers[name].dtype)
-            self.live.put_unread(name, new)
-            self._put(name, new)
-            self.module.get_submodule(path)._buffers[key] = new
-            self._note_strides([name])
-            self.shapes_changed += 1
-        if shapes:
+        Returns:
+            By name the arrays that these keep; None where the host has their values.
+        """
+        parted = {}
+        for name, shape in assigned.items():
+            held = sys.getrefcount(self.buffers[name]) > self._held_by_us.get(name, 0) or self.live.is_shown(name)
+            if not held and self.buffers[name].shape == shape:
+                continue
+            if self._multiprocess or self.live.is_current(name) or not self.live.is_ordinary(name):
+                self.live.leave(name)
+                parted[name] = None
+            else:
+                parted[name] = jnp.copy(self.array(name))  # that itself is donated to the step
+        return parted
+
+    def put_assigned(self, parted: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Put new tensors in the place of buffers that have parted from theirs."""
+        for name, array in parted.items():
+            self._put_new(name, shapes[name], array)
+        if parted:
             self._tensors_there.refresh()
+        for name in parted:
+            self._held_by_us[name] = sys.getrefcount(self.buffers[name])
+
+    def _put_new(self, name: str, shape: tuple[int, ...], array: Any) -> None:
+        path, _, key = name.rpartition(".")
+        before = self.buffers[name]
+        new = torch.empty(shape, dtype=before.dtype)
+        self.live.put_unread(name, new)
+        if array is not None:
+            become_lazy(before, functools.partial(to_torch, array, before.dtype))
+        self._put(name, new)
+        self.module.get_submodule(path)._buffers[key] = new
+        self._note_strides([name])
+        self.shapes_changed += before.shape != new.shape
 
     def buffer_shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the module's buffers, in order."""

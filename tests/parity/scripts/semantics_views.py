@@ -178,6 +178,54 @@ def a_view_of_a_buffer_read_after_the_buffer_is_written(run: Run) -> None:
     fit(run, Late(), n=32)
 
 
+class Averaged(Regression):
+    """Assigns a new tensor to a buffer in each step; who holds the old one, keeps it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(2))
+        self.register_buffer("low", torch.zeros(1))
+        self.how, self.kept, self.last, self.part, self.seen = how, list[Any](), None, None, list[Any]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        out = self(batch[0])
+        before = self.center
+        self.center = 0.9 * self.center + 0.1 * out.detach().mean(0)
+        self.low, self.high = self.center.abs().chunk(2)
+        if self.how == "of the step":
+            self.kept.append(self.center)
+            self.last, self.part = before, self.center[1:]
+        self.log("train_loss", loss := F.mse_loss(out - self.center, batch[1]))
+        return {"loss": loss, "center": self.center, "before": before}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.how == "tensors":
+            self.kept.append(self.center)
+        elif self.how == "arrays":
+            self.kept += [self.center.numpy(), self.center.detach()[:1]]
+        elif self.how == "now and then" and batch_idx == 1:
+            self.kept += [self.center, outputs["center"]]
+            self.kept[0][0] = 0.5
+        elif self.how == "returned":
+            self.kept.append(outputs["before"])
+            outputs["center"].mul_(0.5)
+        elif self.how == "of the step":
+            self.part.fill_(0.1)
+            self.seen.append([self.kept[-1] is self.center, *sums(self.last)])
+        self.seen.append([*sums(self.center, self.low, self.high, outputs["before"])])
+
+    def on_train_epoch_end(self) -> None:
+        self.seen.append(sums(*self.kept))
+
+
+@case
+def buffers_that_a_step_assigns(run: Run) -> None:
+    for how in ("tensors", "arrays", "now and then", "returned", "of the step"):
+        model = Averaged(how)
+        fit(run, model)
+        run.note(how, model.seen)
+
+
 class Written(Regression):
     """Writes in place to a tensor that it made earlier, once it has read it; others have it, too."""
 

@@ -193,7 +193,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
     flags = {name: param.requires_grad for name, param in inputs.params.items()}
     hooks = {name: hooks_of(param) for name, param in inputs.params.items()}
     changed_flags: dict[str, bool] = {}
-    reshaped: dict[str, torch.Size] = {}
+    assigned: dict[str, torch.Size] = {}
     left_strides: dict[str, Strides | None] = {}
     ops = ""
     outside: Sequence[torch.Tensor] = ()
@@ -264,7 +264,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 _check_written({**dict(enumerate(leaves)), **values, **state}, inputs.shared)
             tracer.check_arrays()
             changed = _changed_buffers(module, before, inputs.buffers)
-            reshaped.update({n: v.shape for n, v in changed.items() if v.shape != inputs.buffers[n].shape})
+            assigned.update({name: one.shape for name, one in changed.items() if one is not state[name]})
             known = inputs.host_values.batch
             carried = range(len(leaves) - inputs.carried, len(leaves))
             of_batch = [(index, leaves[index]) for index in (*range(0 if known is None else len(known.leaves)), *carried)]
@@ -273,13 +273,13 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                     trace.write(index, leaf)
             trace.places.views = trace.keeps_own and world().process_count == 1  # which have their rows of the batch only
             if trace.keeps_own:
-                for name, one in {**values, **state}.items():
-                    if changed.get(name, one) is one:
+                for name, one in {**values, **state, **changed}.items():
+                    if not (name in assigned and one.requires_grad):
                         trace.places.add(one, TensorSlot(name))
                 for index, leaf in of_batch:
                     if not leaf.requires_grad and world().process_count == 1:
                         trace.places.add(leaf, TensorSlot(index))
-                trace.assigned = [(one, name) for name, one in changed.items() if state.get(name) is not one]
+                trace.assigned = [(changed[name], name) for name in assigned]
             if trace.keeps_own:
                 recording.of_batch = containers.slots()
             if trace.places.views:
@@ -327,7 +327,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         ops=ops,
         outside=outside,
         by_identity=by_identity,
-        text=f"{trace.text()}\n{changed_flags}{reshaped or ''}{left_strides or ''}{trace.written or ''}",
+        text=f"{trace.text()}\n{changed_flags}{assigned or ''}{left_strides or ''}{trace.written or ''}",
         reads=trace.scalars.read,
         logs=tuple(trace.logs.entries),
         effects=trace.effects,
@@ -337,7 +337,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         scalars=trace.scalars,
         optimizers=trace.optimizers,
         requires_grad=changed_flags,
-        reshaped=reshaped,
+        assigned=assigned,
         strides=left_strides,
         written=trace.written,
         batch_changes=trace.changes,

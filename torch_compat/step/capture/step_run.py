@@ -40,7 +40,7 @@ class StepRun:
         scalars: the uses of the loop's counters.
         optimizers: the optimizer steps in the graph, and the host actions before the program.
         requires_grad: the parameters whose flag the step leaves changed, with the new flag.
-        reshaped: the buffers that have another shape after the step, with that.
+        assigned: the buffers to which it assigns another tensor, with its shape.
         strides: the parameters and buffers that it leaves with others.
         written: index of each tensor of the batch that it writes to in place → that of the value which is its last.
         batch_changes: what it changes in containers of the batch.
@@ -65,7 +65,7 @@ class StepRun:
     scalars: ScalarPlan
     optimizers: OptimizerTrace
     requires_grad: Mapping[str, bool]
-    reshaped: Mapping[str, tuple[int, ...]]
+    assigned: Mapping[str, tuple[int, ...]]
     strides: Mapping[str, Strides | None]
     written: Mapping[int, int]
     batch_changes: Sequence[BatchChange]

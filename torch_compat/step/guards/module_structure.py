@@ -115,7 +115,8 @@ class ModuleStructure:
             with _unnoticed():
                 hooks += [hook for one in tensors.values() for hook in hooks_of(one).all]
             # Those that were there when the run began are taken over where they are assigned: only that they are there counts.
-            named = [(name, 0 if hasattr(one, "_live") else id(one)) for name, one in tensors.items()]
-            self._kept.update((id(one), one) for one in (module, *hooks, *tensors.values()))
+            others = {name: one for name, one in tensors.items() if not hasattr(one, "_live")}
+            named = [(name, id(others[name]) if name in others else 0) for name in tensors]
+            self._kept.update((id(one), one) for one in (module, *hooks, *others.values()))
             found.append((path, id(module), tuple(map(id, hooks)), tuple(named)))
         return tuple(found)

@@ -18,7 +18,7 @@ import torch.utils._pytree as pytree
 from xlatrain.bridge.capture.recorded.tape import first_of
 from xlatrain.bridge.capture.stand_ins import stood_for
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.bridge.tensors.strides import Geometry, geometry_of, is_whole
+from xlatrain.bridge.tensors.strides import Geometry, geometry_of, is_whole, overlap
 
 Source = Literal["values", "scalars", "batch", "results", "counters", "objects", "containers", "tensors"]
 """A source of values of an executed step.
@@ -209,7 +209,10 @@ class Places:
         if (is_part or tensor.requires_grad) and not self.views:
             return None
         of = f"self.{slot.key}" if isinstance(slot, TensorSlot) else "a tensor that it keeps, too"
-        if is_part and isinstance(slot, ValueSlot) and not is_whole(root):
+        of_user = isinstance(slot, TensorSlot) and isinstance(slot.key, int)
+        if is_part and not of_user and not is_whole(root):
+            if not overlap(tensor, root):
+                return None
             raise CaptureError(_SEVERAL)
         alike = (tensor.dtype, tensor.is_conj(), tensor.is_neg()) == (root.dtype, root.is_conj(), root.is_neg())
         if not alike or (isinstance(slot, TensorSlot) and tensor.requires_grad):

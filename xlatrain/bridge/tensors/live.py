@@ -191,6 +191,23 @@ class LiveTensors:
             tensor.data.copy_(from_numpy(self._read(name)).reshape(tensor.shape))
         self._versions[name] = self.version
 
+    def leave(self, name: str) -> None:
+        """Bring the current value of ``name`` to the host, to stay there: another tensor is about to take its place."""
+        self.refresh(name)
+        self.exposed.discard(name)
+
+    def is_current(self, name: str) -> bool:
+        """Whether the host has the current values of ``name``."""
+        return self._versions[name] == self.version
+
+    def is_shown(self, name: str) -> bool:
+        """Whether something else shows the memory of ``name``: a view, an array."""
+        return name in self.exposed and bool(self._shown([name]))
+
+    def is_ordinary(self, name: str) -> bool:
+        """Whether ``name`` is a tensor of no class of its own, with host memory."""
+        return type(self._tensors[name]).__mro__[2] is torch.Tensor and not self._copies.lacks(name)
+
     def detached_later(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """``tensor.detach()`` of one without host memory: a tensor that shares it when it is read: ``state_dict()`` is free."""
         name = tensor._live[1]  # pyright: ignore[reportAttributeAccessIssue]
@@ -478,6 +495,12 @@ def _changes_nothing(args: Any, kwargs: Mapping[str, Any]) -> bool:
 def unread_lazy(tensor: Any) -> Callable[[], torch.Tensor] | None:
     """The function that a lazy tensor would call for its values, if nobody has needed them yet; None for any other tensor."""
     return tensor._fetch if type(tensor) is LazyTensor else None
+
+
+def become_lazy(tensor: torch.Tensor, fetch: Callable[[], torch.Tensor]) -> None:
+    """Make an ordinary tensor, whose memory nothing else shows, one that calls ``fetch`` for its values."""
+    tensor.__class__ = LazyTensor
+    tensor._fetch = fetch  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def fetch_from(tensor: torch.Tensor, other: torch.Tensor) -> None:
