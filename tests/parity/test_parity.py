@@ -194,6 +194,7 @@ OWN_TRAINER = {
     "manual": (STOCK_ON_FOUR_DEVICES, case_names("manual")),
     "precision": (STOCK_ON_ONE_DEVICE, ["double", "bf16_mixed", "bf16_true", "fp16_mixed", "full_of_double_batches"]),
     "metrics": (STOCK_ON_ONE_DEVICE, ["logged_as_objects", "collections", "branch_on_a_metric"]),
+    "wild": (STOCK_ON_FOUR_DEVICES, ["second_loader_by_hand", "second_loader_pulled_now_and_then"]),
     "semantics": (STOCK_ON_FOUR_DEVICES, ["own_backward", "lbfgs", "moving_average_in_an_attribute", "counted_in_python"]),
     "callbacks": (
         STOCK_ON_FOUR_DEVICES,

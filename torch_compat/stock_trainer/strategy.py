@@ -17,6 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch_compat.run import report
 from torch_compat.run.report import ExecutorLog
 from torch_compat.step.eager.fallback import bring_home, executor_choice, must_fall_back, why_eager
+from torch_compat.step.guards.taking import given_again
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.stock_trainer.accelerator import JaxAccelerator, jax_devices
 from torch_compat.stock_trainer.automatic import AutomaticSteps
@@ -231,7 +232,8 @@ class MeshStrategy(Strategy):
                 return self._training.training_step(args)
             except Exception as error:
                 self._fall_back(error)
-        return super().training_step(*args, **kwargs)
+        with given_again():
+            return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The gradients of a step, which its program has made."""
@@ -289,7 +291,8 @@ class MeshStrategy(Strategy):
             else:
                 run.give_logs(outcome)
                 return outcome.result
-        return getattr(super(), name)(*args, **kwargs)
+        with given_again():
+            return getattr(super(), name)(*args, **kwargs)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------------
 
