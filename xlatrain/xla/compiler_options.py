@@ -4,6 +4,9 @@
 many small tiles of its result. With 24 MiB tiles are larger, and a Llama's products take four fifths of the compiler's cycles
 (``docs/design/0044-options-of-the-tpu-compiler.md``). v4 and older have less VMEM, and keep the default.
 
+*Gathers, on TPUs.* On v4, v5p and v6e the devices wait for each gather of a weight by default; with two options it goes on beside
+a product, as it does on v5e and tpu7x without any.
+
 The rest is about CPUs.
 
 *Libraries.* jaxlib 0.10 gives convolutions, products and reductions to YNNPACK. Its convolutions of large images run on one
@@ -43,6 +46,9 @@ _PRODUCTS_ALONE = (_FUSIONS, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT")
 _ORDER = ("xla_cpu_scheduler_type", "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED")
 _SAVING = ("xla_disable_hlo_passes", "cpu-all-reduce-combiner,while-loop-invariant-code-motion")
 _VMEM = ("xla_tpu_scoped_vmem_limit_kib", "24576")
+_GATHERS = (("xla_enable_async_all_gather", "true"), ("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true"))
+_WAIT_FOR_GATHERS = ("TPU v4", "TPU v5", "TPU v6 lite")
+"""Kinds of devices."""
 _LARGE_VMEM = ("TPU v5", "TPU v6", "TPU7x")
 """Kinds of devices by what their names begin with."""
 LARGE = 64 << 20
@@ -58,8 +64,9 @@ def compiler_options(mesh: Mesh, gradient_bytes: int = 0) -> dict[str, str]:
     """
     device = next((one for one in mesh.devices.flat if one.process_index == jax.process_index()), mesh.devices.flat[0])
     wanted: list[tuple[str, str]] = []
-    if platform(mesh) == "tpu" and device.device_kind.startswith(_LARGE_VMEM):
-        wanted = [_VMEM]
+    if platform(mesh) == "tpu":
+        wanted = [_VMEM] if device.device_kind.startswith(_LARGE_VMEM) else []
+        wanted += _GATHERS if device.device_kind in _WAIT_FOR_GATHERS else ()
     elif platform(mesh) == "cpu":
         wanted = _of_cpus(mesh, gradient_bytes)
         device = jax.local_devices(backend="cpu")[0]

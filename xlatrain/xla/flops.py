@@ -59,8 +59,9 @@ def count(jaxpr: Any) -> Flops:
             total += max((count(branch) for branch in equation.params["branches"]), key=lambda found: found.total)
         else:
             times = int(equation.params["length"]) if name == "scan" else 1
-            if name == "shard_map":
-                times = equation.params["mesh"].size
+            if name == "shard_map":  # its operands are parts over the axes that it takes; over others they are whole
+                taken = equation.params.get("newly_manual_axes", equation.params.get("manual_axes", ()))
+                times = math.prod(equation.params["mesh"].shape[axis] for axis in taken)
             for inner in core.jaxprs_in_params(equation.params):
                 total += count(inner) * times
     return total

@@ -139,6 +139,14 @@ def test_flops_of_convolutions_and_passes() -> None:
     assert found.bf16_passes == 6 * found.total
 
 
+def test_flops_of_a_shard_map_count_for_the_axes_that_it_takes() -> None:
+    """A pipeline's stages are parts; over the other axes its arrays are whole."""
+    mesh = make_mesh({"stage": 2, "fsdp": 4}, jax.devices())
+    rows = PartitionSpec("stage")
+    staged = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=rows, axis_names={"stage"})
+    assert flops.count(jax.make_jaxpr(staged)(jnp.zeros((8, 16)), jnp.zeros((16, 32)))).total == 2 * 8 * 16 * 32
+
+
 def test_flops_of_grouped_products_and_their_gradients() -> None:
     def f(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
         return jnp.sum(jax.lax.ragged_dot(rows, weights, sizes) ** 2)

@@ -14,6 +14,7 @@ from xlatrain.mesh.mesh import make_mesh
 from xlatrain.mesh.sharding import replicated
 from xlatrain.preflight import Topology
 from xlatrain.preflight.costs import costs_of
+from xlatrain.preflight.hlo import Hlo
 from xlatrain.preflight.hlo_module import HloModule
 from xlatrain.xla import compiler_options as cpu_compiler
 from xlatrain.xla.compiler_options import LARGE, compiler_options
@@ -132,14 +133,50 @@ def test_products_of_tpus_compute_what_is_fused_into_them_less_often() -> None:
     assert cycles(options) < 0.9 * cycles({}), "libtpu's own limit is as good: drop the option"
 
 
+VMEM = ["xla_tpu_scoped_vmem_limit_kib"]
+GATHERS = ["xla_enable_async_all_gather", "xla_tpu_enable_async_collective_fusion_fuse_all_gather"]
+
+
 @pytest.mark.usefixtures("tpu_environment")
 @pytest.mark.parametrize(
-    ("topology", "has"), [("v4:2x2x1", False), ("v5e:2x2", True), ("v5p:2x2x1", True), ("v6e:2x2", True), ("tpu7x:2x2x1", True)]
+    ("topology", "wanted"),
+    [
+        ("v4:2x2x1", GATHERS),
+        ("v5e:2x2", VMEM),
+        ("v5p:2x2x1", VMEM + GATHERS),
+        ("v6e:2x2", VMEM + GATHERS),
+        ("tpu7x:2x2x1", VMEM),
+    ],
 )
-def test_tpus_with_more_vmem_use_more_of_it(topology: str, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_each_tpu(topology: str, wanted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the user has set stands."""
     mesh = make_mesh({"fsdp": -1}, devices=Topology.parse(topology).devices())
-    options = compiler_options(mesh)
-    assert bool(options) == has
-    for flag in options:
-        monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{flag}=16384")
+    assert list(compiler_options(mesh)) == wanted
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", " ".join(f"--{flag}=16384" for flag in wanted))
     assert compiler_options(mesh) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tpu_environment")
+def test_gathers_of_weights_go_on_beside_products() -> None:
+    """Layers whose weights ``fsdp`` splits, on v5p."""
+    mesh = make_mesh({"fsdp": 16, "tensor": 4}, devices=Topology.parse("v5p:4x4x4").devices())
+
+    def layers(ws: tuple[jax.Array, jax.Array], x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda h, w: (h + jnp.tanh(h @ w[0]) @ w[1], None), x, ws)[0].sum()
+
+    def given(*shape: int, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+
+    up = given(4, 4096, 16384, spec=PartitionSpec(None, "fsdp", "tensor"))
+    down = given(4, 16384, 4096, spec=PartitionSpec(None, "tensor", "fsdp"))
+    x = given(16 * 4096, 4096, spec=PartitionSpec("fsdp"))
+
+    def waited_for(options: dict[str, str]) -> int:
+        text = jax.jit(layers, compiler_options=options).lower((up, down), x).compile().as_text()
+        assert text is not None
+        found = Hlo(text, mesh).collectives()
+        return sum(one.count for one in found if one.kind == "all-gather" and not one.asynchronous)
+
+    assert waited_for(compiler_options(mesh)) == 0
+    assert waited_for({}) > 0, "libtpu no longer waits for gathers: drop the options"
