@@ -75,6 +75,7 @@ CASES_ABOUT_THE_HOST = {
             "views_of_buffers_and_weights",
             "a_view_of_a_buffer_read_after_the_buffer_is_written",
             "written_in_place_later",
+            "an_attribute_that_is_none_or_not_there",
             "buffers_that_a_step_assigns",
             "numbers_that_come_and_go",
             "batches_that_come_again_as_they_were_left",

@@ -454,6 +454,33 @@ def numbers_that_come_and_go(run: Run) -> None:
 
 
 @case
+def an_attribute_that_is_none_or_not_there(run: Run) -> None:
+    class Fallback(Regression):
+        scale: Any = 3.0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.penalty = None, None
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            scale = 1.0 if self.scale is None else self.scale
+            scale += 0.0 if getattr(self, "penalty", 1) is None else 0.5
+            self.log("scale", scale)
+            return scale * super().training_step(batch, batch_idx)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            at = self.current_epoch, batch_idx
+            if at == (1, 0):
+                del self.scale
+            elif at == (1, 2):
+                del self.penalty
+            elif at == (2, 1):
+                self.scale = self.penalty = None
+
+    fit(run, Fallback(), max_epochs=3)
+
+
+@case
 def counters_kept(run: Run) -> None:
     class Keeping(Regression):
         def __init__(self) -> None:

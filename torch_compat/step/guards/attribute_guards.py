@@ -26,6 +26,7 @@ from torch_compat.step.host.draws import GENERATORS, DrawRecorder
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.metrics.calls import metric_modules
 from torch_compat.step.values.marks import PLAIN
+from torch_compat.step.values.names import MISSING
 from xlatrain.bridge.patches import patched
 from xlatrain.cluster.distributed import world
 
@@ -379,7 +380,8 @@ class AttributeGuards:
     def facts(self, step: str) -> dict[str, str]:
         """The facts behind :meth:`key`, for people: an attribute as a user writes it → its value."""
         found = (self._reads.get(step, set()) & self._assigned) | self._watched.get(step, {}).keys()
-        return {self._text(where): repr(self._value(where))[:60] for where in sorted(found - self._inputs.get(step, {}).keys())}
+        held = {where: self._value(where) for where in sorted(found - self._inputs.get(step, {}).keys())}
+        return {self._text(where): "absent" if value is MISSING else repr(value)[:60] for where, value in held.items()}
 
     def _part(self, step: str, where: Where, *, tensors: bool) -> Hashable:
         value = self._value(where)
@@ -389,7 +391,7 @@ class AttributeGuards:
 
     def _value(self, where: Where) -> Any:
         owner = self._owners.get(where[0])  # None: of a module that is no longer there
-        return None if owner is None else owner.__dict__.get(where[1])
+        return MISSING if owner is None else owner.__dict__.get(where[1], MISSING)
 
     def _text(self, where: Where) -> str:
         """The attribute as a user writes it."""
