@@ -355,6 +355,7 @@ PROGRAMS = {
     ("wild", "windows_of_losses"): [3, 3, 4],
     ("wild", "windows_of_numbers"): [5, 6],
     ("wild", "initialized_by_the_first_step"): [4, 3, 3],
+    ("wild", "second_loaders_pulled_in_steps"): [2],
 }
 
 

@@ -404,7 +404,7 @@ class AttributeGuards:
         rewritten = self._rewritten.get(step, set())
         for owner, name in self._reads.get(step, set()) - rewritten:
             value = self._value((owner, name))
-            if name not in _MODULE_INTERNALS and contents_of(value) is not None:
+            if name not in _MODULE_INTERNALS and contents_of(value) is not None and not is_iterator(value):
                 watched[owner, name] = Fingerprint.of(value)
         self._watched[step] = watched
 
