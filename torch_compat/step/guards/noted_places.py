@@ -48,6 +48,7 @@ from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.own_dict import OwnDict
 from torch_compat.step.values.taken_values import TakenValues
 from torch_compat.step.values.user_objects import may_be_followed
+from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.capture.stand_ins import is_still
 from xlatrain.bridge.patches import is_for_a_time
 
@@ -56,7 +57,7 @@ _OF_STREAMS = (
     "draw with torch (torch.rand, …); use a file in a hook."
 )
 _NOT_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, types.ModuleType)
-OF_THE_STEP = (FakeTensor, FunctionalTensor, HostArray, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
+OF_THE_STEP = (FakeTensor, FunctionalTensor, MaskedRows, HostArray, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
 TRANSPARENT = frozenset({*VALUES, *OF_THE_STEP, OwnDict, Given})
 """Classes of what holds nothing that a step may read besides the value itself."""
 

@@ -23,7 +23,6 @@ from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.offsets import MovingOffsets, offset_of, width
 from torch_compat.step.host.scalars import HostScalar, was_written
-from xlatrain.bridge.capture.masked_rows.masked_rows import REPLACED
 from xlatrain.bridge.capture.recorded.tape import have_parted, ops_so_far
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
@@ -424,13 +423,6 @@ def slicing_at_moving_bounds(offsets: MovingOffsets) -> Iterator[None]:
         else:
             assign(self, index, value)  # which asks for the bounds
 
-    # torch passes what stands in the place of its own to overrides, which ask for its own
-    standing = {get_item: REPLACED.get(take, take), set_item: REPLACED.get(assign, assign)}
-    REPLACED.update(standing)
-    try:
-        with patched([(torch.Tensor, "__getitem__", get_item), (torch.Tensor, "__setitem__", set_item)]):
-            yield
-        _refuse_parted(copies)
-    finally:
-        for function in standing:
-            REPLACED.pop(function, None)
+    with patched([(torch.Tensor, "__getitem__", get_item), (torch.Tensor, "__setitem__", set_item)]):
+        yield
+    _refuse_parted(copies)

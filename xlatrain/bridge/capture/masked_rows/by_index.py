@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows, derived, take
-from xlatrain.bridge.capture.masked_rows.rules import all_rows, extreme, rule_of, together
+from xlatrain.bridge.capture.masked_rows.rules import all_rows, extreme, goes_beside, rule_of, together
 
 # By index
 
@@ -61,6 +61,19 @@ def _part(x: MaskedRows, index: Any) -> Any:
     else:
         axis += x.axis - dim
     return x.like(take(x.rows, tuple(parts)), axis)
+
+
+@rule_of("__setitem__", (torch.Tensor,))
+def _setitem(func: Any, args: Any, kwargs: Any) -> Any:
+    """Parts of each selected row, as ``x[mask][..., 0] = 1``."""
+    x, index, value = args
+    if type(x) is not MaskedRows or any(isinstance(part, torch.Tensor) for part in (index if type(index) is tuple else (index,))):
+        return NotImplemented
+    part = _part(x, index)
+    if part is NotImplemented or not goes_beside(part, value):
+        return NotImplemented
+    func(part.rows, (), all_rows(value))
+    return None
 
 
 def _go_to(x: Any, index: Any, source: Any) -> bool:

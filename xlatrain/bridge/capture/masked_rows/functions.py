@@ -8,9 +8,11 @@ import traceback
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from xlatrain.bridge.capture.masked_rows.masked_rows import RULES, MaskedRows, Rule, derived
-from xlatrain.bridge.capture.masked_rows.rules import all_rows, dims_of, found_in, put_in, rule_of, together
+from xlatrain.bridge.capture.masked_rows.rules import all_rows, dims_of, found_in, goes_beside, put_in, rule_of, together
+from xlatrain.bridge.capture.masked_rows.sizes import Sizes
 from xlatrain.bridge.errors import CaptureError, user_line
 
 # Element by element
@@ -36,16 +38,8 @@ def element_by_element(func: Any, args: Any, kwargs: Any) -> Any:
     if one is None or "out" in kwargs:
         return NotImplemented
     behind = one.rows.ndim - one.axis
-    if any(each.rows.ndim - each.axis != behind for each in found_in((args, kwargs))):
+    if not all(goes_beside(one, other) for other in (*found_in((args, kwargs)), *args, *kwargs.values())):
         return NotImplemented
-    for other in (*args, *kwargs.values()):
-        if (
-            isinstance(other, torch.Tensor)
-            and type(other) is not MaskedRows
-            and other.ndim >= behind
-            and other.shape[-behind] != 1
-        ):
-            return NotImplemented
     name = getattr(func, "__name__", "")
     if (name.startswith("__i") and name != "__invert__") or (name.endswith("_") and not name.endswith("__")):
         if type(args[0]) is not MaskedRows:
@@ -73,6 +67,24 @@ def _along(place: int = 1, default: Any = None) -> Rule:
         return one.like(made) if isinstance(made, torch.Tensor) else put_in(made, [one.like(each) for each in made])
 
     return rule
+
+
+@rule_of("pad", (F,))
+def _pad(func: Any, args: Any, kwargs: Any) -> Any:
+    x, pad = args[0], args[1] if len(args) > 1 else kwargs["pad"]
+    apart = type(x) is MaskedRows and x.axis < x.rows.ndim - len(pad) // 2
+    return x.like(func(*all_rows(args), **kwargs)) if apart else NotImplemented
+
+
+@rule_of("bucketize searchsorted")
+def _buckets(func: Any, args: Any, kwargs: Any) -> Any:
+    values, boundaries = args if func is torch.bucketize else args[::-1]
+    if type(values) is not MaskedRows or kwargs.get("sorter") is not None or "out" in kwargs:
+        return NotImplemented
+    if type(boundaries) is MaskedRows:  # those of each row
+        beside = boundaries.is_beside(values) and boundaries.axis == values.axis < values.rows.ndim - 1
+        return values.like(func(*all_rows(args), **kwargs)) if beside else NotImplemented
+    return values.like(func(*all_rows(args), **kwargs)) if boundaries.ndim == 1 else NotImplemented
 
 
 rule_of("softmax log_softmax gumbel_softmax softmin cumsum cumprod flip roll sort argsort")(_along(1))
@@ -300,7 +312,7 @@ def _numel(func: Any, args: Any, kwargs: Any) -> Any:
 def _shape(func: Any, args: Any, kwargs: Any) -> Any:
     x, count = args[0], args[0].count()
     if count is NotImplemented:
-        return count
+        return Sizes(x)
     return tuple(count if dim == x.axis else size for dim, size in enumerate(x.rows.shape))
 
 

@@ -16,7 +16,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from xlatrain.bridge.capture.cut import UnknownValueError, cut_to
 from xlatrain.bridge.capture.masked_rows import by_index as _by_index  # noqa: F401  rules
 from xlatrain.bridge.capture.masked_rows import reductions as _reductions  # noqa: F401
-from xlatrain.bridge.capture.masked_rows.masked_rows import REPLACED, MaskedRows, beside, exactly, take, valid_of
+from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows, beside, exactly, take, valid_of
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.torchscript import scripting_with
 
@@ -140,7 +140,7 @@ def masked_rows() -> Iterator[None]:
 
     def set_item(self: torch.Tensor, index: Any, value: Any) -> None:
         if not _select_written(self, index, value) and not _put(self, index, value):
-            assign(self, exactly(index), exactly(value))
+            assign(self, *((index, value) if type(self) is MaskedRows else exactly((index, value))))
 
     def masked_select(*args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs or isinstance(args[0], MaskedRows) or not _is_unknown(args[1]):
@@ -167,8 +167,6 @@ def masked_rows() -> Iterator[None]:
     def apply_exactly(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return apply(cls, *exactly(args), **exactly(kwargs))  # torch asks no subclass there
 
-    REPLACED.clear()
-    REPLACED.update({get_item: take, set_item: assign})
     with patched(
         [
             (torch.Tensor, "__getitem__", get_item),

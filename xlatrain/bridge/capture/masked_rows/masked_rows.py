@@ -19,14 +19,13 @@ from xlatrain.bridge.errors import BridgeError
 take: Callable[[torch.Tensor, Any], torch.Tensor] = torch.Tensor.__getitem__
 """``x[index]`` as torch does it."""
 
+_ASSIGN: Any = torch.Tensor.__setitem__
+
 Rule = Callable[..., Any]
 """``(function, args, kwargs) -> `` its result; NotImplemented where it needs the rows themselves."""
 
 RULES: dict[Any, Rule] = {}
 """By torch function: what it does without them."""
-
-REPLACED: dict[Any, Any] = {}
-"""By function that takes the place of one of torch's for a time: torch's."""
 
 
 class LaterNumber(Protocol):
@@ -111,7 +110,8 @@ class MaskedRows(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        rule = RULES.get(REPLACED.get(func, func))
+        items = {torch.Tensor.__getitem__: take, torch.Tensor.__setitem__: _ASSIGN}  # what torch finds there may be a patch
+        rule = RULES.get(items.get(func, func))
         if rule is not None and (found := _by(rule, func, args, kwargs)) is not NotImplemented:
             return found
         name = getattr(func, "__name__", "")

@@ -52,6 +52,14 @@ def together(*values: Any) -> MaskedRows | None:
     return first if all(one.is_beside(first) for one in others) else None
 
 
+def goes_beside(x: MaskedRows, value: Any) -> bool:
+    """Whether an operand of an op on selected rows has these rows too, or none of its own."""
+    behind = x.rows.ndim - x.axis
+    if type(value) is MaskedRows:
+        return value.is_beside(x) and value.rows.ndim - value.axis == behind
+    return not isinstance(value, torch.Tensor) or value.ndim < behind or value.shape[-behind] == 1
+
+
 def dims_of(args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int, place: int = 1, default: Any = None) -> list[int] | None:
     """The dims that a function is given, counted from the first; None: it is given none."""
     given = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else default))
