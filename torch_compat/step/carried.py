@@ -174,7 +174,7 @@ class CarriedTensors:
 
 
 def _pull(place: PulledPlace) -> tuple[list[torch.Tensor], Hashable]:
-    """As :meth:`CarriedPlace.look`."""
+    """The tensors and the form of an iterator's next batch; see :meth:`CarriedPlace.look`."""
     if not is_iterator(place.iterator()):
         return [], mark(place.iterator())
     tensors, spec = place.pull()

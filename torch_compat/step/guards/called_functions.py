@@ -127,7 +127,7 @@ class CalledFunctions:
         return self._function_in_c(function)
 
     def _taking_or_drawing(self, function: Any) -> Any:
-        """What records what a function takes from an iterator, or draws; None of any other function."""
+        """A function that records what another takes from an iterator, or draws; None for one that does neither."""
         if self._places.taken is not None and is_taking(function):
             return functools.partial(self._takes, self._places.taken, function)
         return None if (draw := recorded(function)) is None else self._wrapped(draw)

@@ -48,7 +48,7 @@ class PulledPlace:
     functions: dict[types.FunctionType, None] = field(compare=False, default_factory=dict)
 
     def iterator(self) -> Any:
-        """What is there now."""
+        """The iterator that is there now."""
         return vars(self.owner).get(self.attribute[1])
 
     def pull(self) -> tuple[list[torch.Tensor], BatchSpec]:
@@ -138,7 +138,7 @@ GIVEN: dict[int, Given] = {}
 
 
 def given(place: PulledPlace, has_drawn: Callable[[], bool]) -> Given:
-    """What is in the place of an iterator."""
+    """The object that stands in the place of an iterator."""
     one = GIVEN.setdefault(id(place.iterator()), Given(place, []))
     one.has_drawn = has_drawn
     return one

@@ -238,7 +238,7 @@ class DrawRecorder:
 
 
 def recorded(function: Any) -> Any:
-    """What records the draws of a function of the global generators, which may have been imported by name; None of any other."""
+    """A function that records the draws of one of the global generators, also imported by name; None for any other."""
     owner = getattr(function, "__self__", None)
     module = random if owner is _PYTHON else np.random if owner is _NUMPY else None
     found = function if module is None else vars(module).get(function.__name__)

@@ -67,6 +67,7 @@ _Taps = tuple[tuple[Sizes, Sizes], ...]
 """Each tap: its index, and where in the padded image what it sees begins."""
 
 
+# without compiler_options: a part of a program
 @functools.partial(jax.jit, static_argnames=("taps", "out", "window", "dtype"))
 def _sum_of_taps(x: jax.Array, by_tap: jax.Array, *, taps: _Taps, out: Sizes, window: Window, dtype: Any) -> jax.Array:
     """(N, *out, C) from images ``x`` (N, …, C) and ``by_tap`` (*taps, C)."""
@@ -75,6 +76,7 @@ def _sum_of_taps(x: jax.Array, by_tap: jax.Array, *, taps: _Taps, out: Sizes, wi
     return functools.reduce(operator.add, given).astype(dtype)
 
 
+# without compiler_options: a part of a program
 @functools.partial(jax.jit, static_argnames=("taps", "window"))
 def _sums_by_tap(x: jax.Array, grads: jax.Array, *, taps: _Taps, window: Window) -> jax.Array:
     """(C, taps) from images ``x`` (N, …, C) and ``grads`` (N, …, C): the taps of a row are summed in one pass over the images."""
