@@ -45,7 +45,9 @@ class SharedMemory(NamedTuple):
 
 def shared_memory(tensors: Sequence[torch.Tensor]) -> tuple[SharedMemory, ...]:
     """Which tensors have the memory of one before them."""
-    if len({memory_of(one)[0] for one in tensors}) == len(tensors):
+    # for each batch: an ordinary tensor is asked for its memory alone
+    keys = {one.untyped_storage()._cdata if type(one) is torch.Tensor else memory_of(one)[0] for one in tensors}
+    if len(keys) == len(tensors):
         return ()
     first: dict[Hashable, int] = {}
     of = [first.setdefault(memory_of(one)[0], index) for index, one in enumerate(tensors)]
