@@ -203,7 +203,7 @@ class MeshModel:
         if run.model.offloads and (why := captured_as_a_whole(functional)) is not None:
             raise MisconfigurationException(f"{type(self._strategy).__name__}(offload='optimizer'): {why}")
         known = [one.optimizer for one in functional]
-        run.place_optimizers(OptimizerSet(functional), known, steps_them=True, live=False)
+        run.place_optimizers(OptimizerSet(functional), known, steps_them=True)
 
     def index_of(self, optimizer: Optimizer) -> int | None:
         """The index of an optimizer in :attr:`optimizer_set`; None for an optimizer that has no pure form."""
@@ -214,7 +214,7 @@ class MeshModel:
         return self._unsupported.get(optimizer, f"{type(optimizer).__name__} was not set up: fabric.setup_optimizers")
 
     def check_optimizers(self) -> None:
-        """Raise CaptureError where the next step of an optimizer cannot be compiled any longer."""
+        """Push what user code did to optimizers' state; CaptureError where their next step cannot be compiled any longer."""
         if self._run is not None and self._run.optimizers is not None:
             self._run.optimizers.check()
 

@@ -61,12 +61,38 @@ class _Call:
         chosen = [tensors[i] for i in call.differentiable]
         if not chosen:
             return call.result
-        anchor = torch.zeros((), requires_grad=True)
-        given = [self._tensors[i] for i in self._wanted]
-        found = _Differentiable.apply(call, anchor, [leaves[i] for i in chosen], *given)
+        # The backward program runs the hooks that parameters have of the user; torch would call them again, without a gradient.
+        params = [param for param in self._module.parameters() if param.requires_grad and not param._backward_hooks]
+        given = [torch.zeros((), requires_grad=True), *params, *(self._tensors[i] for i in self._wanted)]
+        found = _Differentiable.apply(self, call, chosen, [leaves[i] for i in chosen], len(params), *given)
         for index, tensor in zip(chosen, found, strict=True):  # pyright: ignore[reportArgumentType]
             leaves[index] = tensor
         return pytree.tree_unflatten(leaves, spec)
+
+    def differentiable_gradients(
+        self,
+        call: ModuleCall,
+        chosen: Sequence[int],
+        cotangents: Sequence[Tensor],
+        params: Sequence[Tensor],
+        given: Sequence[Tensor],
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Gradients of parameters and arguments with a graph of their own: torch computes the call again, on the host.
+
+        Raises:
+            RuntimeError: see :func:`~torch_compat.fabric.steps.refuse_again`; or parameters have changed since.
+        """
+        assert call.check_again is not None
+        call.check_again()
+        tensors = list(self._tensors)
+        for index, tensor in zip(self._wanted, given, strict=True):
+            tensors[index] = tensor
+        args, kwargs = self._spec.unflatten(tensors)
+        leaves = pytree.tree_leaves(self._run(*args, **kwargs))
+        grads = torch.autograd.grad(
+            [leaves[i] for i in chosen], [*params, *given], list(cotangents), create_graph=True, allow_unused=True
+        )
+        return list(grads[: len(params)]), list(grads[len(params) :])
 
     def _user(self, batch: Any, tracer: ScalarTracer) -> Any:
         args, kwargs = batch
@@ -79,22 +105,45 @@ class _Call:
 
 
 class _Differentiable(torch.autograd.Function):
-    """The results of an executed call; its backward pass is another program."""
+    """The results of an executed call; its backward pass is another program, or torch's own where that is differentiated again.
+
+    The anchor stands for ``p.grad`` of all parameters, which a ``backward()`` fills on the mesh. The parameters are inputs too,
+    for who asks for their gradients.
+    """
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, call: ModuleCall, anchor: Tensor, results: Sequence[Tensor], *given: Tensor
+        ctx: Any, owner: _Call, call: ModuleCall, chosen: Sequence[int], results: Sequence[Tensor], params: int, *given: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.call = call
-        ctx.save_for_backward(anchor, *given)  # so that using the graph twice, or changed arguments, are torch's errors
+        ctx.owner, ctx.call, ctx.chosen = owner, call, chosen
+        ctx.params = given[1 : 1 + params]
+        ctx.save_for_backward(given[0], *given[1 + params :])  # so that changed arguments, or a second use, are torch's errors
         return tuple(result.clone() for result in results)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        if torch.is_grad_enabled():  # create_graph=True: what came out would count as constant
-            raise RuntimeError(
-                "a call of a set-up module can be differentiated once: for create_graph=True (a gradient penalty) compile the "
-                "whole step, fabric.compile(step), or run eagerly (XLATRAIN_EXECUTOR=eager)"
-            )
+        with torch._C._EnableTorchFunction():  # autograd.grad of a live parameter runs without, and tensors read later need it
+            return _Differentiable._gradients(ctx, cotangents)
+
+    @staticmethod
+    def _gradients(ctx: Any, cotangents: Sequence[Tensor]) -> Any:
         assert ctx.saved_tensors is not None
-        return (None, None, None, *ctx.call.backward(cotangents))
+        _, *given = ctx.saved_tensors
+        anchor, *nodes = (node for node, _ in ctx.next_functions)
+        wanted = [param for param, node in zip(ctx.params, nodes, strict=False) if _is_wanted(node)]
+        if torch.is_grad_enabled():
+            of_params, of_given = ctx.owner.differentiable_gradients(ctx.call, ctx.chosen, cotangents, wanted, given)
+        elif _is_wanted(anchor):
+            wanted, (of_params, of_given) = [], ctx.call.backward(cotangents, None)
+        else:
+            of_params, of_given = ctx.call.backward(cotangents, wanted)
+        found = {id(param): grad for param, grad in zip(wanted, of_params, strict=True)}
+        return (*[None] * 6, *(found.get(id(param)) for param in ctx.params), *of_given)
+
+
+def _is_wanted(node: Any) -> bool:
+    """Whether the backward pass that runs fills the gradient of a leaf, or returns it."""
+    try:
+        return node is not None and torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # torch does not tell of a leaf whose gradient autograd.grad returns
+        return True

@@ -22,6 +22,7 @@ from torch_compat.step.capture.cached_program import Built, CachedProgram, Named
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.module_call import call_backward_body, call_body
 from torch_compat.step.capture.step_capture import StepInputs, UserCall
+from torch_compat.step.eager.fallback import executor_choice
 from torch_compat.step.effects.effects import root_name
 from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.slots import indices_of_values
@@ -33,6 +34,7 @@ from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.step.program_cache import Wanted
 from torch_compat.step.programs import evaluation_program, in_matmul_precision
 from torch_compat.step.step_services import StepServices
+from torch_compat.utilities.host_arrays import to_torch
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.mesh.sharding import like_parameters
 from xlatrain.step.step import add_gradients
@@ -60,6 +62,9 @@ class Call:
     wanted: tuple[int, ...] = ()
 
 
+_Gradients = list[torch.Tensor | None]
+
+
 @dataclass(frozen=True)
 class ModuleCall:
     """An executed call of a module.
@@ -67,12 +72,15 @@ class ModuleCall:
     Attributes:
         result: what it returned, with tensors on the host: this process's rows.
         differentiable: positions, among the result's tensors, of those that depend on a parameter or a differentiated argument.
-        backward: cotangents of these → gradients of the arguments; the parameters' are added to what ``p.grad`` shows.
+        backward: ``(cotangents of these, parameters)`` → gradients of the parameters and of the arguments. With None for
+            the parameters those of all are added to what ``p.grad`` shows.
+        check_again: refuses to have the call computed once more, in torch, for a graph of its gradients.
     """
 
     result: Any
     differentiable: tuple[int, ...] = ()
-    backward: Callable[[Sequence[torch.Tensor]], list[torch.Tensor | None]] | None = None
+    backward: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor] | None], tuple[_Gradients, _Gradients]] | None = None
+    check_again: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -181,15 +189,31 @@ class FabricSteps(MeshStepRunner):
             self.take_written(*written)
         indices = forward.step.differentiable
 
-        def differentiate(cotangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        def differentiate(
+            cotangents: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor] | None
+        ) -> tuple[_Gradients, _Gradients]:
             given = self._place_cotangents(cotangents, _with_rows(one, forward.step), placed)
-            outputs = self._run_backward(backward, inputs, given, host)
+            grads, outputs = self._run_backward(backward, inputs, given, host)
             fill = Filler(backward.step, outputs, placed, self._forms.layout, host)
-            return [None if found is None else _on_host(found) for found in fill(backward.step.result.tree)]
+            of_arguments = [None if found is None else _on_host(found) for found in fill(backward.step.result.tree)]
+            if wanted is None:
+                self._add_gradients(grads)
+                return [], of_arguments
+            found = [grads.get(self.model.name_of(param) or "") for param in wanted]
+            return [None if one is None else to_torch(one) for one in found], of_arguments
+
+        def check_again() -> None:
+            now, used = self.model.state.params, backward.step.used_params
+            if any(now[name] is not state.params[name] for name in used):
+                raise RuntimeError(_MODIFIED)
+            refuse_again(one.names.forward, forward.step, writes=any(written), processes=self._forms.layout.processes)
+            reason = "a graph of its gradients is made (create_graph=True), by computing the call again in torch"
+            self.log.on_host.setdefault(one.names.backward, reason)
 
         outcome = self._outcome(one.names.forward, forward, placed, outputs, host)
         results = indices_of_values(forward.step.result.tree)
-        return ModuleCall(_on_host(outcome.result), tuple(i for i, one in enumerate(results) if one in indices), differentiate)
+        differentiable = tuple(i for i, one in enumerate(results) if one in indices)
+        return ModuleCall(_on_host(outcome.result), differentiable, differentiate, check_again)
 
     def _forward_variant(self, one: _PlacedCall) -> CachedProgram:
         name = one.names.forward
@@ -259,17 +283,15 @@ class FabricSteps(MeshStepRunner):
         now = self.model.state.params
         params = {name: params[name] if name in used else now[name] for name in params}
         if any(leaf.is_deleted() for leaf in jax.tree.leaves((params, state)) if isinstance(leaf, jax.Array)):
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified: the parameters were updated (by an "
-                "optimizer's step, or a compiled step) between this call of the module and its backward pass"
-            )
+            raise RuntimeError(_MODIFIED)
         scalars = variant.step.scalars.inputs(host_values)
-        grads, outputs = self._explained(variant, params, *state, [*arrays, *cotangents], scalars)
+        return self._explained(variant, params, *state, [*arrays, *cotangents], scalars)
+
+    def _add_gradients(self, grads: dict[str, Any]) -> None:
         model = self.model
         model.push_gradients()
         total = _sum(model.state.accumulated, grads)
         model.state = dataclasses.replace(model.state, accumulated=total)
-        return outputs
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
@@ -350,6 +372,40 @@ def _check_call(step: CapturedStep, name: str) -> None:
             f"{name} draws from Python's or numpy's random generators, and its backward pass would draw again: draw outside of "
             f"it, {whole}"
         )
+
+
+def refuse_again(name: str, step: CapturedStep, *, writes: bool, processes: int) -> None:
+    """Refuse to have torch compute a call again, for a graph of its gradients.
+
+    Args:
+        name: of the call.
+        writes: whether it changed parameters or buffers.
+        processes: over which its rows are split.
+
+    Raises:
+        RuntimeError: it would do something else, or something twice; or other processes have rows that it needs; or only
+            compiled steps are wanted.
+    """
+    why = None
+    if executor_choice() == "compiled":
+        why = "XLATRAIN_EXECUTOR=compiled allows no call in plain torch"
+    elif processes > 1:
+        why = "this process has a part of the rows"
+    elif step.capture.uses_random:
+        why = "it draws random numbers"
+    elif writes or step.effects.records:
+        why = "it changes buffers, attributes or lists"
+    if why is not None:
+        raise RuntimeError(
+            f"{name} can be differentiated once: for create_graph=True (a gradient penalty) torch computes a call again, and "
+            f"{why}. Compile the whole step, fabric.compile(step), or run eagerly (XLATRAIN_EXECUTOR=eager)"
+        )
+
+
+_MODIFIED = (
+    "one of the variables needed for gradient computation has been modified: the parameters were updated (by an optimizer's "
+    "step, or a compiled step) between this call of the module and its backward pass"
+)
 
 
 def _with_rows(one: _PlacedCall, forward: CapturedStep) -> list[bool]:

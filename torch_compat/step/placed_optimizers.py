@@ -24,7 +24,6 @@ class PlacedOptimizers:
         model: the module on the mesh.
         functional: the pure form of the optimizer, or of all where steps run them themselves.
         optimizers: torch's, in order.
-        live: whether user code that asks for ``optimizer.state`` gets what is on the mesh.
     """
 
     def __init__(
@@ -32,8 +31,6 @@ class PlacedOptimizers:
         model: ModelState,
         functional: FunctionalOptimizer | OptimizerSet,
         optimizers: Sequence[torch.optim.Optimizer],
-        *,
-        live: bool = True,
     ) -> None:
         self.functional = functional
         self.optimizers = list(optimizers)
@@ -43,7 +40,7 @@ class PlacedOptimizers:
         self._holders = functional.holders
         if any(one.state for one in self._holders):
             self._load()
-        self._live = LiveOptimizerStates(self._holders, self._fetch, self._load) if live else None
+        self._live: LiveOptimizerStates | None = LiveOptimizerStates(self._holders, self._fetch, self._load)
 
     def _fetch(self) -> None:
         self.functional.write_states(self._model.state.opt_state)
@@ -62,18 +59,17 @@ class PlacedOptimizers:
                 parameters that are not the module's.
         """
         self.check_same(optimizers)
-        with _refused_as_step():
-            self.functional.check()
-            self.push()
+        self.check()
 
     def check(self) -> None:
-        """A step is about to be taken.
+        """A step is about to be taken: push what user code did to the states.
 
         Raises:
             CaptureError: it cannot be compiled any longer.
         """
         with _refused_as_step():
             self.functional.check()
+            self.push()
 
     def check_same(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Refuse other optimizers, see :meth:`begin_step`."""
@@ -102,11 +98,9 @@ class PlacedOptimizers:
 
     def load(self, states: Iterable[tuple[torch.optim.Optimizer, Mapping[str, Any]]]) -> None:
         """Give optimizers such states, on the mesh; the others keep theirs."""
-        if self._live is None:
-            self._fetch()
         for optimizer, state in states:
             optimizer.load_state_dict(dict(state))
-        self._load() if self._live is None else self._live.push()
+        self.push()
 
     def release(self, *, to_host: bool = True, failed: bool = False, others: Sequence[torch.optim.Optimizer] = ()) -> None:
         """Give the optimizers their state, and the mesh its memory.

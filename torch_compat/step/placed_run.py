@@ -116,7 +116,6 @@ class PlacedRun(Generic[Steps]):
         schedulers: Sequence[Any] = (),
         *,
         steps_them: bool,
-        live: bool = True,
     ) -> None:
         """Put the state of optimizers on the mesh.
 
@@ -124,14 +123,13 @@ class PlacedRun(Generic[Steps]):
             functional: see :class:`~torch_compat.step.placed_optimizers.PlacedOptimizers`; None: nothing is optimized.
             optimizers, schedulers: which a captured step may ask for numbers.
             steps_them: steps run the optimizers themselves.
-            live: see :class:`~torch_compat.step.placed_optimizers.PlacedOptimizers`.
         """
         inline = functional.inline if isinstance(functional, OptimizerSet) else {}
         self.traced = TracedOptimizers(optimizers, schedulers, self.names, may_step=steps_them, inline=inline)
         if functional is None:
             self.model.add_optimizer(lambda params: {})
         else:
-            self.optimizers = PlacedOptimizers(self.model, functional, optimizers, live=live)
+            self.optimizers = PlacedOptimizers(self.model, functional, optimizers)
 
     def release(self, *, to_host: bool = True, failed: bool = False, others: Sequence[torch.optim.Optimizer] = ()) -> None:
         """Give the module ordinary host tensors again and the optimizers their state, and forget what is on the mesh.

@@ -256,5 +256,72 @@ def reversible_compiled(run: Run) -> None:
     train_reversible(run, compiled)
 
 
+# -- gradients that are asked for, and the optimizer's state ---------------------------------------------------------------
+
+
+def train_critic(run: Run, loss_of: Callable[[nn.Module, Any, Tensor], Tensor]) -> None:
+    fabric, net = fabric_of(run), Critic()
+    run.initialise(net)
+    model, optimizer = fabric.setup(net, torch.optim.Adam(net.parameters(), 1e-2))
+    for real, _ in fabric.setup_dataloaders(run.loader(*regression_data())):
+        loss = loss_of(model, optimizer, real)
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        note_loss(run, fabric, loss)
+    finish(run, model=model)
+
+
+@case
+def gradients_that_are_returned(run: Run) -> None:
+    """They are not added to ``p.grad``: of a batch, of parameters, and of one that alone is to be filled."""
+
+    def loss_of(model: nn.Module, optimizer: Any, real: Tensor) -> Tensor:
+        last = model.module[2].weight
+        given = real.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(given).square().mean(), given)
+        out = model(real + 0.1 * slope.sign())
+        size, slim = out.square().mean(), (out - 1).abs().mean()
+        ones = [torch.autograd.grad(one, last, retain_graph=True)[0].norm() for one in (size, slim)]
+        model(real).mean().backward(inputs=[last])
+        run.note("filled", [param.grad is not None for param in model.parameters()])
+        optimizer.zero_grad()
+        return size + ones[0] / ones[1] * slim
+
+    train_critic(run, loss_of)
+
+
+@case
+def gradient_penalty(run: Run) -> None:
+    """A graph of gradients, beside calls that are differentiated before and after it."""
+
+    def loss_of(model: nn.Module, optimizer: Any, real: Tensor) -> Tensor:
+        given = real.clone().requires_grad_()
+        before = model(real).mean()
+        (slope,) = torch.autograd.grad(model(given).sum(), given, create_graph=True)
+        penalty = (slope.norm(dim=1) - 1).square().mean()
+        return before - model(0.5 * real).mean() + 10 * penalty
+
+    train_critic(run, loss_of)
+
+
+@case
+def state_of_the_optimizer_by_hand(run: Run) -> None:
+    """Units begin again, with their moments."""
+    moments = run.record.setdefault("moments", [])
+
+    def loss_of(model: nn.Module, optimizer: Any, real: Tensor) -> Tensor:
+        first = model.module[0].weight
+        if first in optimizer.state:
+            moments.append(numbers(optimizer.state[first]["exp_avg"].abs().sum()))
+            with torch.no_grad():
+                first[:3] = 0.1
+            for key in ("exp_avg", "exp_avg_sq"):
+                optimizer.state[first][key][:3] = 0
+        return (model(real) - real[:, :1]).square().mean()
+
+    train_critic(run, loss_of)
+
+
 if __name__ == "__main__":
     main()

@@ -78,14 +78,25 @@ def test_what_torch_refuses_is_refused() -> None:
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified"):
         fabric.backward(stale)
-    given = X.clone().requires_grad_()
-    with pytest.raises(RuntimeError, match=r"fabric\.compile"):
-        torch.autograd.grad(model(given).sum(), given, create_graph=True)
+    stale, given = model(X).mean(), X.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(given).sum(), given, create_graph=True)
+    assert slope.requires_grad
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified"):
+        torch.autograd.grad(stale, model.module.last.weight, create_graph=True)
     inplace = X.clone().requires_grad_() * 1
     late = model(inplace).mean()
     inplace.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         fabric.backward(late)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(), nn.BatchNorm1d(3)])
+def test_calls_that_torch_cannot_compute_again_are_differentiated_once(layer: nn.Module) -> None:
+    model = on().setup(nn.Sequential(nn.Linear(3, 3), layer))
+    given = X.clone().requires_grad_()
+    with pytest.raises(RuntimeError, match=r"draws random numbers|changes buffers"):
+        torch.autograd.grad(model(given).square().sum(), given, create_graph=True)
 
 
 def test_what_cannot_be_a_program_runs_on_the_host() -> None:
