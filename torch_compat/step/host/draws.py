@@ -242,7 +242,7 @@ def recorded(function: Any) -> Any:
     owner = getattr(function, "__self__", None)
     module = random if owner is _PYTHON else np.random if owner is _NUMPY else None
     found = function if module is None else vars(module).get(function.__name__)
-    return found if getattr(found, "draws", False) else None
+    return found if type(found) is types.FunctionType and vars(found).get("draws") else None
 
 
 class _RecordedGenerator:
