@@ -52,7 +52,7 @@ def arrays(mesh: Mesh, torchs_numbers: int) -> dict[str, jax.Array]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("torchs_numbers", [0, 4 << 20, 1 << 30], ids=["drawn on the mesh", "some of each", "torch's"])
+@pytest.mark.parametrize("torchs_numbers", [0, 1 << 30], ids=["drawn on the mesh", "torch's"])
 def test_values_do_not_depend_on_the_mesh(torchs_numbers: int) -> None:
     one = arrays(make_mesh({"data": 1}, jax.devices()[:1]), torchs_numbers)
     split = arrays(make_mesh({"data": 2, "fsdp": 4}), torchs_numbers)

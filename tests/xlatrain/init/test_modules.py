@@ -283,14 +283,20 @@ def test_an_explicit_seed_in_a_constructor_decides_alone() -> None:
     check_same(OwnNoise)
 
 
-def test_numbers_beyond_the_limit_are_drawn_otherwise() -> None:
+def test_beyond_the_limit_all_numbers_are_drawn_otherwise_but_those_that_were_seen() -> None:
     def make() -> nn.Module:
-        return nn.ModuleList([nn.Linear(8, 8, bias=False) for _ in range(4)])
+        made = nn.ModuleList([nn.Linear(8, 8, bias=False) for _ in range(2)])
+        made.first = made[0].weight[0, 0].item()
+        return made.extend([nn.Linear(8, 8, bias=False) for _ in range(2)])
 
     module, after = made(make, torchs_numbers=2 * 256), torch.rand(1)
     torch.manual_seed(0)
     stock = make()
-    assert [torch.equal(one.weight, other.weight) for one, other in zip(module, stock, strict=True)] == [True, True, False, False]
+    assert [torch.equal(one.weight, other.weight) for one, other in zip(module, stock, strict=True)] == [True, *[False] * 3]
+    assert module.first == module[0].weight[0, 0].item()
+    assert len({layer.weight.sum().item() for layer in module}) == 4
+    again = made(make, torchs_numbers=2 * 256)
+    assert all(torch.equal(one.weight, other.weight) for one, other in zip(module, again, strict=True))
     torch.manual_seed(0)
     torch.rand(128)
     assert torch.equal(after, torch.rand(1))  # what is not torch's takes nothing of its generator

@@ -27,9 +27,9 @@ def deferred_init(
     Inside, the user's constructors run as they are, on CPU tensors that have everything but values. Afterwards a parameter gets
     its values when somebody needs them: on the host when it is read, on the shards when the module is placed on a mesh. Values
     are the same on any mesh and any number of processes. They are torch's, and torch's generator is afterwards where it would
-    be without the block, up to a gigabyte of random numbers. What is random in the tensors after that follows the distribution
-    that torch draws from, is decided by the seed and the module, and is drawn where it will lie. A block inside another one
-    is part of it.
+    be without the block, where these are up to a gigabyte of random numbers. Where there are more, they follow the distribution
+    that torch draws from, are decided by the seed and the module, and are drawn where they will lie. A block inside another
+    one is part of it.
 
     What an inner constructor reads (``.item()``, a branch) is computed there and then. What shares memory with numpy, is
     drawn from a generator of the user's own, or comes from a file, has its values at once.
@@ -40,8 +40,7 @@ def deferred_init(
             same on every process.
         put_away: where large parameters go that the constructor made with values, each when the next one is registered, so that
             they are never all on the host. By default they stay there.
-        torchs_numbers: bytes of random numbers that are torch's. Each process draws them all, and draws those of its own
-            parameters twice.
+        torchs_numbers: bytes of random numbers up to which they are torch's. Each process draws them all, twice.
     """
     if _ACTIVE:
         yield
@@ -56,7 +55,7 @@ def deferred_init(
     finally:
         if tape.kept:
             defer_all()
-        tape.kept.clear()
+        tape.end()
         _ACTIVE.pop()
 
 

@@ -244,6 +244,7 @@ def _on_host(piece: Slice) -> torch.Tensor:
 
     def draw(number: int, node: Node, args: Any, kwargs: Any) -> Any:
         if node.draw is not None and node.draw.state is not None:
+            node.draw.is_seen = True
             with _generator_at(node.draw.state):
                 return node.func(*args, **kwargs)
         return _put_small(node, args, _drawn_small(node)) if _is_small(node) else _drawn_alone(node, args, kwargs)

@@ -19,7 +19,7 @@ from xlatrain.bridge.tensors.live import is_live, unread_lazy
 
 aten = torch.ops.aten
 TORCHS_NUMBERS = 1 << 30
-"""Bytes of random numbers of a block that are torch's own; those of what comes after are drawn on the shards."""
+"""Bytes of random numbers up to which those of a block are torch's own; where there are more, all are drawn on the shards."""
 
 # Ops that give every element of their first argument a new value that does not depend on the old one.
 _OVERWRITING = frozenset({
@@ -132,12 +132,14 @@ class Draw:
     Attributes:
         number: which draw of the block it is.
         state: of torch's generator, which decides the values; None: the seed and the name do.
+        is_seen: whether somebody has its values already, which it keeps.
         seed: of the block.
         name: The path of the parameter that it ends up in, where that is known when the block ends; else by its number.
     """
 
     number: int
     state: torch.Tensor | None = None
+    is_seen: bool = False
     seed: int = 0
     name: str | None = None
 
@@ -214,7 +216,7 @@ class Tape:
 
     Args:
         seed: decides, with the names of the draws, random values that are not torch's; or a function that gives it.
-        torchs_numbers: bytes of random numbers that are torch's.
+        torchs_numbers: bytes of random numbers up to which they are torch's.
 
     Attributes:
         stream: explicit seeds inside the block.
@@ -225,6 +227,7 @@ class Tape:
     def __init__(self, seed: int | Callable[[], int], torchs_numbers: int = TORCHS_NUMBERS) -> None:
         self._seed = seed
         self._left = torchs_numbers
+        self._torchs: list[Draw] = []
         self.stream = SeededStream()
         self.draws = 0
         self.kept: list[Storage] = []
@@ -248,13 +251,27 @@ class Tape:
         draw = Draw(self.draws)
         self.draws += 1
         self._left -= nbytes  # below zero for good
+        self.stream.name(draw)
+        self._torchs.append(draw)
         if self._left >= 0:
             draw.state = torch.default_generator.get_state()
             at_once()
         else:
-            draw.seed = self.seed
-            self.stream.name(draw)
+            self._draw_otherwise()
         return draw
+
+    def _draw_otherwise(self) -> None:
+        """Let seed and names decide what nobody has seen yet."""
+        for draw in self._torchs:
+            if not draw.is_seen:
+                draw.state = None
+                draw.seed = draw.seed if draw.name is not None else self.seed
+        self._torchs.clear()
+
+    def end(self) -> None:
+        """The block has ended: its random numbers stay what they are."""
+        self._torchs.clear()
+        self.kept.clear()
 
     def adopt(self, tensor: torch.Tensor) -> Storage:
         """Take up a storageless tensor as a new storage."""
