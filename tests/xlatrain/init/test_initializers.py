@@ -86,6 +86,19 @@ def test_torch_s_own_numbers(name: str, shape: tuple[int, ...]) -> None:
     assert torch.equal(after, torch.rand(2))
 
 
+def test_truncated_numbers_that_were_to_be_torch_s() -> None:
+    def fill(weight: torch.Tensor) -> None:
+        nn.init.trunc_normal_(weight.data, 0.0, 0.02, -0.03, 0.05)
+        nn.init.trunc_normal_(weight.data[:300], 1.0, 0.02, 0.9, 1.1)
+        weight.data[:, 0].uniform_()  # beyond the limit
+
+    values = made(fill, LARGE, torchs_numbers=940 * 512 * 4)
+    above, below = values[:300, 1:], values[300:, 1:]
+    assert abs(above.mean() - 1) < 1e-3 and below.min() > -0.03 and below.max() < 0.05 and abs(above.std() - 0.02) < 1e-3
+    assert torch.equal(values, made(fill, LARGE, torchs_numbers=940 * 512 * 4))
+    assert not torch.equal(values, made(fill, LARGE, torchs_numbers=1 << 30))
+
+
 @pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("name", EXACT)
 def test_constants_are_torch_s_own(name: str, shape: tuple[int, ...]) -> None:

@@ -22,6 +22,7 @@ from xlatrain.bridge.errors import BridgeError
 from xlatrain.bridge.jax_value import value_of
 from xlatrain.bridge.lazy_init.slices import Slice
 from xlatrain.bridge.lazy_init.tape import Constant, Node, Operand, is_place, with_values
+from xlatrain.bridge.lazy_init.trunc_normal import TRUNC_NORMAL
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.lower.prng import DRAWS_PER_KEY, KeyPerOp
 from xlatrain.bridge.tensors.dtypes import jax_dtype
@@ -150,6 +151,8 @@ def _is_small(node: Node) -> bool:
     """Whether torch draws the numbers: few, and depending on no other tensor."""
     if any(isinstance(leaf, Constant) for leaf in pytree.tree_leaves((node.args, node.kwargs), is_leaf=is_place)):
         return False
+    if node.func is TRUNC_NORMAL:
+        return True  # no program draws so: it was recorded when the numbers were to be torch's
     if node.overwrites is not None:
         return node.overwrites.nbytes <= _SMALL and len(node.reads) == 1
     return not node.reads and all(storage is None or storage.nbytes <= _SMALL for storage in node.outputs)
@@ -159,7 +162,7 @@ def _drawn_small(node: Node) -> torch.Tensor:
     """The result of a random op that :func:`_is_small`."""
     assert node.draw is not None
     args = node.args
-    if node.overwrites is not None:
+    if _writes(node):
         geometry = node.args[0].geometry
         args = (torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype), *args[1:])
     with _generator_at(torch.Generator().manual_seed(int(node.draw.key().view(np.uint64)[0])).get_state()):
@@ -179,7 +182,11 @@ def _generator_at(state: torch.Tensor) -> Iterator[None]:
 
 
 def _put_small(node: Node, args: Any, values: torch.Tensor) -> torch.Tensor:
-    return values if node.overwrites is None else args[0].copy_(values)
+    return args[0].copy_(values) if _writes(node) else values
+
+
+def _writes(node: Node) -> bool:
+    return bool(node.args) and isinstance(node.args[0], Operand)
 
 
 # -- compiled ----------------------------------------------------------------------------------------------------------
