@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 import torch.utils._pytree as pytree
 
+from xlatrain.bridge.capture.generation.uncut import Uncut
 from xlatrain.bridge.capture.recorded.tape import first_of
 from xlatrain.bridge.capture.stand_ins import stood_for
 from xlatrain.bridge.errors import CaptureError
@@ -179,7 +180,7 @@ class Places:
         for one in tensors:
             several.setdefault(_memory(one), {})[id(one)] = one
         for memory, views in several.items():
-            if memory in self.roots or len({geometry_of(one) for one in views.values()}) == 1:
+            if memory in self.roots or len(views) == 1 or len({geometry_of(one) for one in views.values()}) == 1:
                 continue
             bases = (one._base for one in views.values())
             whole = next((one for one in (*views.values(), *bases) if one is not None and is_whole(one)), None)
@@ -258,6 +259,8 @@ class Places:
 
 def _memory(tensor: torch.Tensor) -> int:
     """The memory of a traced tensor."""
+    if isinstance(tensor, Uncut):  # which would ask how long the sequences are
+        return id(tensor)
     inner = getattr(tensor, "elem", None)  # functionalized: the wrapper has its own
     return (tensor if inner is None else inner).untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
 
