@@ -299,7 +299,14 @@ def test_beyond_the_limit_all_numbers_are_drawn_otherwise_but_those_that_were_se
     assert all(torch.equal(one.weight, other.weight) for one, other in zip(module, again, strict=True))
     torch.manual_seed(0)
     torch.rand(128)
-    assert torch.equal(after, torch.rand(1))  # what is not torch's takes nothing of its generator
+    torch.rand(1)
+    assert torch.equal(after, torch.rand(1))  # what is not torch's takes one number of its generator
+    torch.manual_seed(0)
+    with deferred_init(torchs_numbers=0):
+        first = nn.Linear(600, 600)
+    with deferred_init(torchs_numbers=0):
+        second = nn.Linear(600, 600)
+    assert not torch.equal(first.weight, second.weight)
 
 
 def test_initialisers_after_the_block_go_on_with_torch_s_generator() -> None:

@@ -250,7 +250,7 @@ class Tape:
         """
         draw = Draw(self.draws)
         self.draws += 1
-        self._left -= nbytes  # below zero for good
+        had, self._left = self._left, self._left - nbytes  # below zero for good
         self.stream.name(draw)
         self._torchs.append(draw)
         if self._left >= 0:
@@ -258,6 +258,8 @@ class Tape:
             at_once()
         else:
             self._draw_otherwise()
+            if had >= 0:
+                torch.empty(1).uniform_()  # torch's generator moves on: the next block has another seed
         return draw
 
     def _draw_otherwise(self) -> None:
