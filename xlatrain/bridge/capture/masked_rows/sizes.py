@@ -52,6 +52,12 @@ class Sizes(tuple[Any, ...]):
     def __repr__(self) -> str:
         return repr(self._whole())
 
+    def count(self, value: Any) -> int:
+        return self._whole().count(value)
+
+    def index(self, value: Any, *between: Any) -> int:
+        return self._whole().index(value, *between)
+
     def numel(self) -> int:
         return self._whole().numel()
 
