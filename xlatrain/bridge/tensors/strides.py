@@ -54,7 +54,7 @@ def with_strides(tensor: torch.Tensor, strides: Strides) -> torch.Tensor:
 def geometry_of(tensor: torch.Tensor, root: torch.Tensor | None = None) -> Geometry:
     """The geometry of a tensor in its memory; with ``root``, another tensor there, from where that begins."""
     offset = tensor.storage_offset() - (0 if root is None else root.storage_offset())
-    return tuple(tensor.shape), tensor.stride(), offset
+    return tuple(tensor.shape), tensor.stride(), offset  # pyright: ignore[reportReturnType]  sizes of captures are numbers
 
 
 def view_of(root: torch.Tensor, geometry: Geometry) -> torch.Tensor:

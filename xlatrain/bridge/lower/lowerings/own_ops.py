@@ -94,7 +94,9 @@ class _Lookup:
         """The places of ids of a shape."""
         rows = tuple(axis for axis in batch_axes(mesh) if mesh.shape[axis] > 1)
         beside = tuple(axis for axis in rows if axis != "fsdp")
-        exchanged, divided = (bool(shape) and shape[0] % math.prod(map(mesh.shape.get, axes)) == 0 for axes in (rows, beside))
+        exchanged, divided = (
+            bool(shape) and shape[0] % math.prod(mesh.shape[axis] for axis in axes) == 0 for axes in (rows, beside)
+        )
         parts = sequence_parts(mesh)
         sequence = SEQUENCE_AXIS if parts > 1 and len(shape) > 1 and shape[1] % parts == 0 else None
         return cls(exchanged, rows, beside if divided else (), sequence)
