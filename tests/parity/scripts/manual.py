@@ -5,6 +5,7 @@ Cases about gradients are in ``manual_gradients.py``, those of automatic optimiz
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import lightning.pytorch as pl
@@ -317,6 +318,33 @@ def rates_by_hand(run: Run) -> None:
             return torch.optim.AdamW(groups, 0.1)
 
     fit(run, Warm())
+
+
+class StatesOfOne(pl.Callback):
+    """Gives back the state of one of the optimizers, changes another's, and looks at it again."""
+
+    kept: Any = None
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+        first, second = trainer.optimizers
+        if trainer.global_step in (4, 12):
+            self.kept = copy.deepcopy(first.state_dict())
+        elif trainer.global_step == 8:
+            first.load_state_dict(self.kept)
+        elif trainer.global_step == 10:
+            for entry in second.state.values():
+                entry["exp_avg"].zero_()
+            module.run.note("first", [numbers(entry["exp_avg"]) for entry in first.state.values()])
+        elif trainer.global_step == 16:
+            second.state.clear()
+            first.load_state_dict(self.kept)
+
+
+@case
+def state_of_one_of_two_optimizers(run: Run) -> None:
+    model = TwoSteps()
+    model.run = run
+    fit(run, model, callbacks=[StatesOfOne()], max_epochs=2)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------------

@@ -21,28 +21,22 @@ class LiveOptimizerState(dict[Any, Any]):
 
     Args:
         optimizer: the optimizer.
-        fetch: writes the state on the mesh into ``optimizer.state``.
+        open_states: brings to the host the states that stand-ins still stand for.
 
     Attributes:
         own: the state that the optimizer had before the run.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, fetch: Callable[[], object]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, open_states: Callable[[], object]) -> None:
         super().__init__()
         self.own = optimizer.state
         self._optimizer = optimizer
-        self._fetch = fetch
+        self._open_states = open_states
 
     def opened(self) -> Any:
         """The state itself, which user code may change until the next step."""
         if self._optimizer.state is self:
-            self._optimizer.state = defaultdict(dict, self.own)
-            try:
-                self._fetch()
-                read_exported(self._optimizer)
-            except BaseException:
-                self._optimizer.state = self  # nobody has seen it  # pyright: ignore[reportAttributeAccessIssue]
-                raise
+            self._open_states()
         return self._optimizer.state
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -78,20 +72,42 @@ class LiveOptimizerStates:
 
     def __init__(self, optimizers: Sequence[Any], fetch: Callable[[], object], load: Callable[[], object]) -> None:
         self._optimizers = [one for one in optimizers if isinstance(one, torch.optim.Optimizer)]
+        self._fetch = fetch
         self._load = load
-        self._live = [LiveOptimizerState(one, fetch) for one in self._optimizers]
+        self._live = [LiveOptimizerState(one, self._open) for one in self._optimizers]
         self._hide()
 
     def _hide(self) -> None:
         for optimizer, live in zip(self._optimizers, self._live, strict=True):
             optimizer.state = live  # pyright: ignore[reportAttributeAccessIssue]
 
+    def _are_hidden(self) -> bool:
+        return all(map(operator.is_, map(_STATE, self._optimizers), self._live))
+
+    def _open(self) -> None:
+        """Bring the states to the host of the optimizers that still have a stand-in: the others' are what user code made them."""
+        before = [one.state for one in self._optimizers]
+        if not any(map(operator.is_, before, self._live)):
+            return
+        after = list[Any](before)
+        for optimizer, live in zip(self._optimizers, self._live, strict=True):  # entries are written in place
+            optimizer.state = defaultdict(dict, {param: copy.copy(entry) for param, entry in live.own.items()})
+        try:
+            self._fetch()  # writes to all
+            fetched = [one.state for one in self._optimizers]
+            for index, live in enumerate(self._live):
+                if before[index] is live:
+                    read_exported(self._optimizers[index])
+            after = [new if old is live else old for old, live, new in zip(before, self._live, fetched, strict=True)]
+        finally:  # after an error nobody has seen them
+            for optimizer, state in zip(self._optimizers, after, strict=True):
+                optimizer.state = state
+
     def push(self) -> None:
         """Push to the mesh, before a step, states that user code has seen and may have changed or replaced."""
-        if all(map(operator.is_, map(_STATE, self._optimizers), self._live)):
+        if self._are_hidden():
             return
-        for live in self._live:
-            live.opened()
+        self._open()
         self._load()
         self._hide()
 
@@ -101,10 +117,10 @@ class LiveOptimizerStates:
         Args:
             failed: a step may have ended with an error, and its donated arrays are gone.
         """
-        opened = not all(map(operator.is_, map(_STATE, self._optimizers), self._live))
+        opened = not self._are_hidden()
         try:
-            for live in self._live if opened else ():
-                live.opened()
+            if opened:
+                self._open()
         except RuntimeError:
             if not failed:
                 raise
