@@ -19,7 +19,7 @@ from torch_compat.strategies import DDPStrategy, FSDPStrategy, MeshStrategy, Sin
 from torch_compat.trainer.data.data_source import loaders_and_datamodule
 from torch_compat.trainer.jax_modules import lightning_module
 from xlatrain.preflight import Topology
-from xlatrain.preflight.examine import examine
+from xlatrain.preflight.examine import examine, first_estimate
 from xlatrain.preflight.plan import BEST_PLAN, PLAN, write_plan
 from xlatrain.preflight.report import Change, Report
 
@@ -115,7 +115,7 @@ class Examiner:
         """The report of one variation on one topology; ``store``: a folder to keep its programs in."""
         trainer = self.trainer
         devices = topology.devices()
-        self.progress(f"tracing the steps ({variation})" if variation != Variation() else "tracing the steps")
+        self.progress(f"setting up ({variation})" if variation != Variation() else "setting up")
         start = time.perf_counter()
         with variation.of(trainer, self.module, devices):
             if trainer.scaler is not None:
@@ -123,11 +123,25 @@ class Examiner:
             wanted = self.evaluation if evaluation is None else evaluation
             configured = functools.partial(variation.of_module, self.module)
             found = find_steps(
-                trainer, self.module, *self.data, evaluation=wanted, divide=variation.divide, configured=configured
+                trainer,
+                self.module,
+                *self.data,
+                evaluation=wanted,
+                divide=variation.divide,
+                configured=configured,
+                placed=functools.partial(self._placed, topology),
             )
             captured = time.perf_counter() - start
             settings = settings_of(trainer, replace(variation, divide=1), dict(found.mesh.shape), found.rows)
             return self._report(topology, found, settings, captured, store)
+
+    def _placed(self, topology: Topology, found: FoundSteps) -> None:
+        """Tell what is known before anything is captured."""
+        assert found.state is not None
+        accumulate = self.trainer.accumulate_grad_batches
+        for line in first_estimate(topology, found.mesh, found.state, found.batch, found.trainable, accumulate):
+            self.progress(line)
+        self.progress("tracing the steps")
 
     def _report(
         self, topology: Topology, found: FoundSteps, settings: dict[str, Any], captured: float, store: Path | None

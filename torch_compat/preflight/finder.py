@@ -76,6 +76,7 @@ def find_steps(
     evaluation: bool = True,
     divide: int = 1,
     configured: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    placed: Callable[[FoundSteps], None] = lambda found: None,
 ) -> FoundSteps:
     """The programs of the first training step, and of the first validation step if there is one.
 
@@ -84,6 +85,7 @@ def find_steps(
         evaluation: also the validation step.
         divide: take so much smaller training batches.
         configured: entered when ``configure_model`` has made the module whole.
+        placed: told what is found before anything is captured: the mesh, the state and a batch.
 
     Raises:
         PreflightError: the steps would not be compiled, or need values; names what and where.
@@ -107,7 +109,7 @@ def find_steps(
             trainer.strategy.pre_dispatch(trainer)
             trainer.executor.setup_optimizers()
             try:
-                return _find(trainer, evaluation, divide)
+                return _find(trainer, evaluation, divide, placed)
             except BridgeError as error:
                 raise PreflightError(f"the step cannot be captured, so it would not run compiled: {error}") from error
 
@@ -131,7 +133,7 @@ def attached(trainer: Trainer, module: LightningModule, datamodule: Any) -> Iter
         trainer.state.fn, trainer.state.stage, trainer.state.status = None, None, TrainerStatus.FINISHED
 
 
-def _find(trainer: Trainer, evaluation: bool, divide: int) -> FoundSteps:
+def _find(trainer: Trainer, evaluation: bool, divide: int, told: Callable[[FoundSteps], None]) -> FoundSteps:
     steps, optimization = trainer.executor.steps, trainer.executor.optimization
     assert isinstance(steps, AbstractSteps) and optimization is not None
     found = FoundSteps(mesh=steps.mesh)
@@ -144,6 +146,8 @@ def _find(trainer: Trainer, evaluation: bool, divide: int) -> FoundSteps:
     found.batch, found.rows = list(placed.arrays), placed.size
     found.trainable = tuple(name for name, one in steps.model.params.items() if one.requires_grad)
     found.notes.append(f"a training batch has {found.rows} rows on the whole mesh")
+    found.state = steps.model.state
+    told(found)
     with torch.enable_grad():
         for hook in ("on_train_start", "on_train_epoch_start"):
             call.hooks(trainer, hook)

@@ -56,16 +56,14 @@ def examine(
         trainable: the paths of the parameters that have gradients.
         accumulate: batches of one optimizer step.
         store: a folder to keep each program's StableHLO in.
-        progress: told, before anything is compiled, what the state takes and what of it no axis divides; then what is compiled,
-            and that it goes on. It is called from a thread too, while the compiler has taken file descriptor 2.
+        progress: told what is compiled, and that it goes on. It is called from a thread too, while the compiler has taken file
+            descriptor 2.
 
     Raises:
         Exception: what JAX or XLA raise where a program is wrong; not fitting into memory is no error.
     """
     start = time.perf_counter()
     arrays = _Arrays(topology, mesh, state, batch, set(trainable))
-    for line in arrays.first_estimate():
-        progress(line)
     compiled: list[CompiledStep] = []
     for step in steps:
         progress(f"compiling the {step.name} program for {topology.title}")
@@ -106,6 +104,16 @@ def examine(
         peak_memory=_peak_memory(),
         versions=versions(),
     )
+
+
+def first_estimate(
+    topology: Topology, mesh: Mesh, state: TrainState, batch: Sequence[Any], trainable: Iterable[str], accumulate: int = 1
+) -> Iterator[str]:
+    """Lines about what is known before anything is captured: what the state takes on a chip, and what of it no axis divides.
+
+    Arguments are as for :func:`examine`.
+    """
+    return _Arrays(topology, mesh, state, batch, set(trainable)).first_estimate(accumulate)
 
 
 class _Arrays:
@@ -167,9 +175,10 @@ class _Arrays:
     def replicated_bytes(self) -> int:
         return sum(self._bytes(leaf) for leaf in self._named.values() if self._replicas(leaf) == self._devices > 1)
 
-    def first_estimate(self) -> Iterator[str]:
-        """Lines about what is known before compiling: bytes of the state on a chip, the largest arrays that no axis divides."""
-        parts = {**self.parts, "gradients": self.parts["gradients"] + self.gradient_bytes}
+    def first_estimate(self, accumulate: int) -> Iterator[str]:
+        """Bytes of the state on a chip, and the largest arrays that no axis divides."""
+        kept = self.gradient_bytes if accumulate > 1 else 0
+        parts = {**self.parts, "gradients": kept + self.gradient_bytes}
         total = sum(parts.values())
         listed = ", ".join(f"{name} {size(parts[name])}" for name in parts)
         room = f" of {size(self.hbm)}" if self.hbm else ""

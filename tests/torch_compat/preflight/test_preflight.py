@@ -120,6 +120,28 @@ def test_predicted_memory_is_what_a_run_of_the_same_mesh_takes(
     assert len(told) == 3 and told[0].startswith("mesh: planned")
 
 
+def test_what_the_state_takes_is_told_before_anything_is_captured() -> None:
+    """And what no axis divides: 17 x 32 parameters beside those of the hidden layer."""
+    told: list[str] = []
+
+    class Odd(Classifier):
+        def configure(self) -> None:
+            self.net = torch.nn.Linear(32, 17, bias=False)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            raise RuntimeError("captured")
+
+    strategy = MeshStrategy({"fsdp": 3}, min_size=1)
+    with pytest.raises(RuntimeError, match="captured"):
+        trainer(devices=3, strategy=strategy, accumulate_grad_batches=2).preflight(
+            Odd(), loader(batch_size=2), topology="cpu:3", progress=told.append
+        )
+    kib = 17 * 32 * 4 / 1024
+    assert f"parameters {kib:.2f} KiB, gradients {2 * kib:.2f} KiB, optimizer {2 * kib:.2f} KiB" in told[1]
+    assert told[2].startswith(f"whole on each of 3 devices: {3 * kib:.2f} KiB, the largest net.weight [17, 32], ")
+    assert told[3:] == ["tracing the steps"]
+
+
 def test_accumulation_and_hooks_on_gradients_have_programs_of_their_own() -> None:
     class Clipped(Classifier):
         def on_before_optimizer_step(self, optimizer: Any) -> None:
