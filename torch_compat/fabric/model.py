@@ -23,7 +23,7 @@ from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
 from torch_compat.step.kept_graphs import graphs_of
 from torch_compat.step.model_state import ModelState
-from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.forms import functional_form
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.step.placed_optimizers import PlacedOptimizers
@@ -188,7 +188,7 @@ class MeshModel:
         names, functional = run.names, []
         for optimizer in _alive(self._optimizers):
             try:
-                found = FunctionalOptimizer.from_torch(optimizer, names)
+                found = functional_form(optimizer, names)
             except UnsupportedOptimizerError as error:
                 self._unsupported[optimizer] = str(error)
                 continue

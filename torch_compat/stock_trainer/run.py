@@ -17,6 +17,7 @@ from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.kept_graphs import graphs_of
 from torch_compat.step.mesh_step_runner import MeshStepRunner
+from torch_compat.step.optimizers.forms import functional_form
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.outcome import StepOutcome
@@ -93,7 +94,7 @@ class MeshRun:
         Raises:
             UnsupportedOptimizerError: one cannot run in a program.
         """
-        pure = [FunctionalOptimizer.from_torch(one, self._placed.names) for one in optimizers]
+        pure = [functional_form(one, self._placed.names) for one in optimizers]
         functional = OptimizerSet(pure) if manual else pure[0] if pure else None
         self._placed.place_optimizers(functional, optimizers, schedulers, steps_them=manual)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.forms import functional_form
 from xlatrain.mesh.mesh import make_mesh
 from xlatrain.step.optimizers.by_parameter import state_shardings
 from xlatrain.xla.compiler_options import compiler_options
@@ -60,7 +60,7 @@ class FunctionalSide:
 
     def __init__(self, side: TorchSide, n_devices: int = 1) -> None:
         self.optimizer = side.optimizer
-        self.functional = FunctionalOptimizer.from_torch(side.optimizer, side.names)
+        self.functional = functional_form(side.optimizer, side.names)
         self.names = list(side.params)
         self.params = place(side.values(), n_devices)
         self.state = self.functional.import_state(self.params)

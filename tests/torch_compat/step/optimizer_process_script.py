@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import xlatrain.cluster.distributed
 from tests.torch_compat.step._optimizer_run import TorchSide, assert_close, initial_values, noise
-from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.forms import functional_form
 from torch_compat.utilities.host_arrays import host_value, place
 from xlatrain.mesh.mesh import make_mesh
 
@@ -29,7 +29,7 @@ def main() -> None:
     reference, mine = TorchSide(make, initial_values(SHAPES)), TorchSide(make, initial_values(SHAPES))
     params = {name: place(value, sharding) for name, value in initial_values(SHAPES).items()}
     for first in (0, 5):  # the second time, from what was exported
-        functional = FunctionalOptimizer.from_torch(mine.optimizer, mine.names)
+        functional = functional_form(mine.optimizer, mine.names)
         state = functional.import_state(params)
         update = jax.jit(functional.update)
         for step in range(first, first + 5):

@@ -25,7 +25,7 @@ from tests.torch_compat.step._optimizer_run import (
     place,
 )  # fmt: skip
 from torch_compat.step.optimizers.captured import CapturedOptimizer
-from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.forms import functional_form
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from xlatrain.mesh.mesh import make_mesh
 from xlatrain.mesh.sharding import like_parameters
@@ -182,7 +182,7 @@ class LateBranch(CountingAdam):
 def test_later_step_that_cannot_be_captured_is_refused_before_the_first() -> None:
     side = TorchSide(lambda p: LateBranch(p, lr=0.1), initial_values(SHAPES))
     with pytest.raises(UnsupportedOptimizerError, match=r"(?s)LateBranch.step cannot be captured.*XLATRAIN_EXECUTOR=eager"):
-        FunctionalOptimizer.from_torch(side.optimizer, side.names)
+        functional_form(side.optimizer, side.names)
 
 
 class Damped(Lion):
@@ -197,7 +197,7 @@ class Damped(Lion):
 
 def test_attribute_that_the_step_reads_is_part_of_the_key() -> None:
     side = TorchSide(lambda p: Damped(p), initial_values(SHAPES))
-    functional = FunctionalOptimizer.from_torch(side.optimizer, side.names)
+    functional = functional_form(side.optimizer, side.names)
     key = functional.static_key()
     side.optimizer.damping = 0.5  # pyright: ignore[reportAttributeAccessIssue]
     assert functional.static_key() != key
@@ -413,7 +413,7 @@ def test_step_that_cannot_be_captured_is_refused(kind: type[Lion], message: str)
     side = TorchSide(lambda p: kind(p, lr=0.1), initial_values(SHAPES))
     attributes = {**vars(side.optimizer)}
     with pytest.raises(UnsupportedOptimizerError, match=message):
-        FunctionalOptimizer.from_torch(side.optimizer, side.names)
+        functional_form(side.optimizer, side.names)
     after = {key: value for key, value in vars(side.optimizer).items() if key != "_opt_called"}
     assert after == attributes  # the user's optimizer is as it was
 
@@ -449,8 +449,8 @@ def test_overridden_step_of_an_instance_is_captured() -> None:
 def test_state_made_in_the_first_step_is_split_like_its_parameter() -> None:
     """Through the engine's program: the state's structure changes with the first step, its shardings follow."""
     side = TorchSide(CASES["CountingAdam"], initial_values(SHAPES))
-    functional = FunctionalOptimizer.from_torch(side.optimizer, side.names)
-    assert isinstance(functional._program, CapturedOptimizer)
+    functional = functional_form(side.optimizer, side.names)
+    assert isinstance(functional, CapturedOptimizer)
     mesh = make_mesh({"fsdp": 8})
     params = place(initial_values(SHAPES), 8)
     shardings: dict[str, Any] = {name: value.sharding for name, value in params.items()}

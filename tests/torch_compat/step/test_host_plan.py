@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from torch_compat.step.host.host_values import HostNumbers, HostValues, Readers
+from torch_compat.step.optimizers.forms import functional_form
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.step.optimizers.host_actions import (
     HostExpression,
@@ -28,7 +29,7 @@ def optimizer() -> torch.optim.Optimizer:
 
 
 def functional(optimizer: torch.optim.Optimizer) -> FunctionalOptimizer:
-    return FunctionalOptimizer.from_torch(optimizer, {optimizer.param_groups[0]["params"][0]: "w"})
+    return functional_form(optimizer, {optimizer.param_groups[0]["params"][0]: "w"})
 
 
 def halved(schedule: Any) -> StepScheduler:

@@ -87,7 +87,7 @@ def test_scheduled_update_is_torchs_and_compiles_once(case: str) -> None:
     reference, mine = TorchSide(make_optimizer, values), TorchSide(make_optimizer, values)
     schedulers = [make_scheduler(side.optimizer) for side in (reference, mine)]
     ours = FunctionalSide(mine)
-    assert isinstance(ours.functional._program, TableOptimizer)  # although the scheduler has wrapped the instance's step
+    assert isinstance(ours.functional, TableOptimizer)  # although the scheduler has wrapped the instance's step
     rates = set()
     with warnings.catch_warnings():
         # torch itself calls a part of a SequentialLR in the deprecated way

@@ -42,7 +42,7 @@ from tests.torch_compat.step._optimizer_run import (
     numpy_state,
     place,
 )  # fmt: skip
-from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.forms import functional_form
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from xlatrain.step.optimizers import RULES
 
@@ -216,7 +216,7 @@ def test_every_number_of_every_group_is_a_runtime_input() -> None:
 
 def test_hyper_is_the_same_read_only_object_until_an_option_changes() -> None:
     side = TorchSide(lambda p: SGD(p, lr=torch.tensor(0.1), momentum=0.9), initial_values())
-    functional = FunctionalOptimizer.from_torch(side.optimizer, side.names)
+    functional = functional_form(side.optimizer, side.names)
     before = functional.hyper()
     assert functional.hyper() is before
     assert before.dtype == np.float32
@@ -229,7 +229,7 @@ def test_hyper_is_the_same_read_only_object_until_an_option_changes() -> None:
 
 def test_static_key_tells_flags_and_membership_from_numbers() -> None:
     side = TorchSide(grouped, initial_values())
-    functional = FunctionalOptimizer.from_torch(side.optimizer, side.names)
+    functional = functional_form(side.optimizer, side.names)
     key = functional.static_key()
     side.optimizer.param_groups[0]["lr"] = 0.5
     assert functional.static_key() == key
@@ -283,7 +283,7 @@ def test_flag_that_needs_state_of_its_own_is_refused_in_mid_training() -> None:
 def test_frozen_parameter_has_no_state() -> None:
     side = TorchSide(lambda p: Adam(p, lr=0.1), initial_values())
     side.params["tall"].requires_grad_(False)
-    functional = FunctionalOptimizer.from_torch(side.optimizer, side.names)
+    functional = functional_form(side.optimizer, side.names)
     params = place(initial_values(), 1)
     assert set(functional.import_state(params)) == set(functional.init(params)) == set(SHAPES) - {"tall"}
 
@@ -297,7 +297,7 @@ def test_half_precision_state_and_parameters(kind: type[torch.optim.Optimizer], 
     for param in side.params.values():
         param.data = param.data.to(dtype)
     side.optimizer = kind(list(side.params.values()), **options)
-    functional = FunctionalOptimizer.from_torch(side.optimizer, side.names)
+    functional = functional_form(side.optimizer, side.names)
     jax_dtype = jnp.bfloat16 if dtype is torch.bfloat16 else jnp.float16
     params = {name: jnp.asarray(value, jax_dtype) for name, value in side.values().items()}
     state = functional.import_state(params)
@@ -326,7 +326,7 @@ def test_complex_parameters(make: MakeOptimizer) -> None:
     reference = torch.nn.Parameter(torch.from_numpy(values["z"].copy()))
     optimizer = make([reference])
     mine = torch.nn.Parameter(torch.from_numpy(values["z"].copy()))
-    functional = FunctionalOptimizer.from_torch(make([mine]), {mine: "z"})
+    functional = functional_form(make([mine]), {mine: "z"})
     params = {"z": jnp.asarray(values["z"])}
     state = functional.import_state(params)
     update = jax.jit(functional.update)
@@ -346,7 +346,7 @@ def test_double_precision_with_x64() -> None:
     with jax.enable_x64(True):
         values = {name: value.astype(np.float64) for name, value in initial_values().items()}
         reference, ours = (TorchSide(lambda p: RAdam(p, lr=0.01, weight_decay=0.1), values) for _ in range(2))
-        functional = FunctionalOptimizer.from_torch(ours.optimizer, ours.names)
+        functional = functional_form(ours.optimizer, ours.names)
         assert functional.hyper().dtype == np.float64
         params = {name: jnp.asarray(value) for name, value in values.items()}
         state = functional.import_state(params)
@@ -364,7 +364,7 @@ def test_infinite_parameter_without_gradient_flow_stays_as_torch_has_it() -> Non
     values = {"mask": np.array([-math.inf, 0.0], np.float32)}
     for make in (lambda p: SGD(p, lr=0.1), lambda p: AdamW(p, lr=0.1, weight_decay=0.0)):
         mask = torch.nn.Parameter(torch.from_numpy(values["mask"].copy()))
-        functional = FunctionalOptimizer.from_torch(make([mask]), {mask: "mask"})
+        functional = functional_form(make([mask]), {mask: "mask"})
         params = {"mask": jnp.asarray(values["mask"])}
         new, _ = jax.jit(functional.update)({"mask": jnp.zeros(2)}, functional.import_state(params), params, functional.hyper())
         np.testing.assert_array_equal(new["mask"], values["mask"])
@@ -384,7 +384,7 @@ def test_infinite_parameter_without_gradient_flow_stays_as_torch_has_it() -> Non
 def test_refused_by_name(make: MakeOptimizer, message: str) -> None:
     side = TorchSide(make, initial_values())
     with pytest.raises(UnsupportedOptimizerError, match=message):
-        FunctionalOptimizer.from_torch(side.optimizer, side.names)
+        functional_form(side.optimizer, side.names)
 
 
 def test_unknown_parameter_is_named() -> None:
@@ -393,7 +393,7 @@ def test_unknown_parameter_is_named() -> None:
     with pytest.raises(
         UnsupportedOptimizerError, match=r"param_groups\[0\]\['params'\]\[2\] \(shape \(8, 3, 2\), torch.float32\) is not a param"
     ):
-        FunctionalOptimizer.from_torch(side.optimizer, names)
+        functional_form(side.optimizer, names)
 
 
 def test_state_of_another_model_is_named() -> None:
@@ -401,7 +401,7 @@ def test_state_of_another_model_is_named() -> None:
     other.step({**noise(0), "wide": np.zeros((8, 23), np.float32)})
     side = TorchSide(lambda p: Adam(p, lr=0.1), initial_values())
     side.optimizer.load_state_dict(other.optimizer.state_dict())
-    functional = FunctionalOptimizer.from_torch(side.optimizer, side.names)
+    functional = functional_form(side.optimizer, side.names)
     with pytest.raises(ValueError, match=r"parameter 'wide': 'exp_avg' has shape \(8, 23\), expected \(8, 24\)"):
         functional.import_state(place(initial_values(), 1))
 
@@ -420,7 +420,7 @@ def test_momentum_buffer_saved_as_none_is_no_state() -> None:
 
 def test_imported_state_does_not_share_memory_with_torch() -> None:
     side = TorchSide(lambda p: Adagrad(p, lr=0.1, initial_accumulator_value=0.25), initial_values())
-    functional = FunctionalOptimizer.from_torch(side.optimizer, side.names)
+    functional = functional_form(side.optimizer, side.names)
     state = functional.import_state(place(initial_values(), 1))
     side.optimizer.state[side.params["tall"]]["sum"].fill_(7.0)
     np.testing.assert_array_equal(state["tall"]["sum"], np.full((16, 8), 0.25, np.float32))
@@ -429,7 +429,7 @@ def test_imported_state_does_not_share_memory_with_torch() -> None:
 def test_notify_step_silences_the_schedulers_order_warning() -> None:
     side = TorchSide(lambda p: SGD(p, lr=0.1), initial_values())
     scheduler = torch.optim.lr_scheduler.StepLR(side.optimizer, 1)
-    FunctionalOptimizer.from_torch(side.optimizer, side.names).notify_step()
+    functional_form(side.optimizer, side.names).notify_step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         scheduler.step()
@@ -447,12 +447,12 @@ def test_step_post_hook_is_called_after_each_step(kind: type[SGD]) -> None:
 
 def test_step_pre_hook_is_refused_whenever_it_comes() -> None:
     side = TorchSide(lambda p: SGD(p, lr=0.1), initial_values())
-    functional = FunctionalOptimizer.from_torch(side.optimizer, side.names)
+    functional = functional_form(side.optimizer, side.names)
     handle = side.optimizer.register_step_pre_hook(lambda *_: None)
     with pytest.raises(UnsupportedOptimizerError, match=r"register_step_pre_hook.*on_before_optimizer_step"):
         functional.notify_step()
     with pytest.raises(UnsupportedOptimizerError, match=r"register_step_pre_hook.*on_before_optimizer_step"):
-        FunctionalOptimizer.from_torch(side.optimizer, side.names)
+        functional_form(side.optimizer, side.names)
     handle.remove()
     functional.notify_step()
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
-from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.forms import functional_form
 from xlatrain.step.stacking import Stacking, StackKey, split_state
 from xlatrain.step.state import TrainState
 
@@ -149,7 +149,7 @@ def test_an_update_of_a_stack_is_that_of_its_members(name: str) -> None:
     rng = np.random.default_rng(0)
     paths = [f"layers.{i}.weight" for i in range(3)]
     tensors = {path: torch.tensor(rng.normal(size=(4, 6)).astype(np.float32), requires_grad=True) for path in [*paths, "head"]}
-    optimizer = FunctionalOptimizer.from_torch(OPTIMIZERS[name](tensors.values()), {t: path for path, t in tensors.items()})
+    optimizer = functional_form(OPTIMIZERS[name](tensors.values()), {t: path for path, t in tensors.items()})
     params: dict[str, Any] = {path: jnp.asarray(tensor.detach().numpy()) for path, tensor in tensors.items()}
     opt_state = optimizer.init(params)
     assert optimizer.stackable(paths, opt_state)

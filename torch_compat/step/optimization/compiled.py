@@ -8,7 +8,9 @@ import torch
 
 from torch_compat.step.optimization.automatic import AutomaticOptimization, gradient_hooks
 from torch_compat.step.optimization.manual import ManualOptimization
+from torch_compat.step.optimizers.forms import form_in_step, functional_form
 from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.inline import InlineOptimizer
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from torch_compat.step.placed_run import PlacedRun
@@ -25,7 +27,7 @@ def compiled_optimization(run: RunContext, placed: PlacedRun) -> AutomaticOptimi
     # Hooks that see gradients of a scaled loss do so inside of the program, which scales it and takes the step.
     scaled = run.scaler is not None and bool(run.optimizers) and bool(gradient_hooks(run))
     each = [_functional(optimizer, placed) for optimizer in run.optimizers]
-    in_step = any(one.inline is not None for one in each)
+    in_step = any(isinstance(one, InlineOptimizer) for one in each)
     manual = not run.lightning_module.automatic_optimization or len(run.optimizers) > 1 or scaled or in_step
     if manual or each:
         _check_scaled(run, each)
@@ -44,9 +46,9 @@ def compiled_optimization(run: RunContext, placed: PlacedRun) -> AutomaticOptimi
 def _functional(optimizer: torch.optim.Optimizer, placed: PlacedRun) -> FunctionalOptimizer:
     """The optimizer in pure form; where its step is no function of gradients alone, its Python runs in the captured step."""
     try:
-        return FunctionalOptimizer.from_torch(optimizer, placed.names)
+        return functional_form(optimizer, placed.names)
     except UnsupportedOptimizerError:
-        return FunctionalOptimizer.in_step(optimizer, placed.names)
+        return form_in_step(optimizer, placed.names)
 
 
 def _check_scaled(run: RunContext, optimizers: Sequence[FunctionalOptimizer]) -> None:

@@ -17,13 +17,12 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from torch_compat.step.effects.recorder import EffectRecorder, Recording
 from torch_compat.step.host.tensor_scalars import TensorScalars
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer, Gradients, Params
 from torch_compat.step.optimizers.param_group import (
+    TracedOptions,
     UnsupportedOptimizerError,
     frozen,
-    has_other_numbers,
-    hashable,
     name_of,
-    numbers_in,
     refuse_differentiable,
 )
 from torch_compat.step.optimizers.read_places import ReadPlaces
@@ -37,8 +36,6 @@ from xlatrain.bridge.patches import patched
 from xlatrain.bridge.tensors.dtypes import jax_dtype, torch_dtype
 from xlatrain.step.optimizers.rule import State
 
-Params = Mapping[str, jax.Array]
-Gradients = Mapping[str, jax.Array | None]
 OptimizerState = dict[str, State]
 
 AS_TRACED = {"foreach": False, "fused": False, "capturable": True}
@@ -58,8 +55,8 @@ class _Program:
     layouts: dict[str, StateLayout]
 
 
-class CapturedOptimizer:
-    """Implements :class:`~.functional_optimizer.OptimizerProgram` by the optimizer's own Python code.
+class CapturedOptimizer(FunctionalOptimizer):
+    """An optimizer by its own Python code.
 
     ``step()`` runs on fake tensors: once for parameters without state (where it makes the state), once for those that have
     it. State is what it puts into ``self.state[p]``: tensors and numbers become arrays. Of the group options the learning
@@ -69,14 +66,13 @@ class CapturedOptimizer:
     Arithmetic on numbers happens in float32, where eager torch computes in double.
     """
 
+    makes_state_in_step = True
+
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
-        self.optimizer = optimizer
-        self._names = names
-        self._inputs = {"lr"}
-        self._constant = False
+        super().__init__(optimizer, names)
         self._programs: dict[Hashable, _Program] = {}
         self._layouts: dict[str, StateLayout] = {}
-        self._seen: list[dict[str, Any]] = []
+        self._options = TracedOptions()
         self._seen_besides: tuple[Any, Hashable] = ((), 0)
         self._seen_numbers: list[Any] = []
         self._places = ReadPlaces(f"{type(optimizer).__name__}.step", self._attributes)
@@ -88,46 +84,30 @@ class CapturedOptimizer:
 
     # -- options -----------------------------------------------------------------------------------------------------
 
-    def hyper(self) -> np.ndarray:
-        self._read()
-        return self._vector
-
-    def static_key(self) -> Hashable:
-        self._read()
-        return self._key
-
     def options(self) -> tuple[np.ndarray, Hashable]:
         self._read()
         return self._vector, self._key
 
     def _read(self) -> None:
         """Bring the vector and the key up to date with the param groups."""
-        now = [{key: frozen(value) for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups]
+        changed = self._options.read(self.optimizer.param_groups)
         members = tuple(tuple(map(id, group["params"])) for group in self.optimizer.param_groups)
         besides = (members, self._places.state())
         numbers = [one.value() for one in self._places.inputs]
-        if now == self._seen and besides == self._seen_besides and numbers == self._seen_numbers:
+        if not changed and besides == self._seen_besides and numbers == self._seen_numbers:
             return
         self._seen_besides, self._seen_numbers = besides, numbers
         for index, group in enumerate(self.optimizer.param_groups):
             refuse_differentiable(group, index)
-        if self._seen and not self._constant:
-            self._inputs |= {
-                key for old, new in zip(self._seen, now, strict=False) for key in new if has_other_numbers(old.get(key), new[key])
-            }
-        self._seen = now
-        lifted = [value for options in now for key in self._lifted(options) for value in numbers_in(options[key])]
-        self._vector = np.asarray([*lifted, *numbers], np.float32)
+        self._vector = np.asarray([*self._options.numbers(), *numbers], np.float32)
         self._vector.flags.writeable = False
-        fixed = tuple(
-            tuple((key, hashable(value)) for key, value in options.items() if key not in self._lifted(options)) for options in now
-        )
-        if self._constant:
+        fixed = self._options.fixed()
+        if self._options.constant:
             self._constants_seen.add(fixed)
-        self._key = (besides, type(self.optimizer), fixed, frozenset(self._inputs))
+        self._key = (besides, type(self.optimizer), fixed, frozenset(self._options.inputs))
 
     def check(self) -> None:
-        """See :meth:`~.functional_optimizer.FunctionalOptimizer.check`."""
+        super().check()
         self._places.check()
         if len(self._constants_seen) > _MAX_PROGRAMS:
             raise UnsupportedOptimizerError(
@@ -139,12 +119,6 @@ class CapturedOptimizer:
     def _attributes(self) -> list[dict[str, Any]]:
         """The ``__dict__`` of the optimizer and of each of its parameters."""
         return [vars(one) for one in (self.optimizer, *self._members().values())]
-
-    def _lifted(self, options: Mapping[str, Any]) -> list[str]:
-        """The group options that are inputs of the program."""
-        if self._constant:
-            return []
-        return [key for key in options if key in self._inputs and numbers_in(options[key])]
 
     # -- the step ----------------------------------------------------------------------------------------------------
 
@@ -161,7 +135,7 @@ class CapturedOptimizer:
             return dict(params), dict(opt_state)
         state = {name: opt_state.get(name, {}) for name in stepped}
         program = self._program({name: params[name] for name in stepped}, state)
-        scalars = [] if self._constant else [hyper[index] for index in range(len(self._vector))]
+        scalars = [] if self._options.constant else [hyper[index] for index in range(len(self._vector))]
         arrays = [array for name in stepped for array in (params[name], jnp.asarray(grads[name], params[name].dtype))]
         arrays += [state[name][path] for name in stepped for path, kind in self._leaves(name, state) if is_array(kind)]
         new_values, new_states = program.capture.unflatten(program.run([*arrays, *scalars], None))
@@ -194,11 +168,11 @@ class CapturedOptimizer:
             if self._places.compare_inputs():
                 self._read()
                 return self._captured(params, state)
-            if self._constant or not len(self._vector):
+            if self._options.constant or not len(self._vector):
                 raise self._refusal(error) from error
         # Once more with every option as a plain number: constants, and another program when one changes.
-        self._constant = True
-        self._seen = []
+        self._options.constant = True
+        self._options.groups = []
         self._read()
         try:
             return self._capture(params, state)
@@ -260,7 +234,7 @@ class CapturedOptimizer:
         self._refuse_hidden_parameters()
         pairs = [_meta(param) for param in params.values() for _ in range(2)]
         leaves = [_meta(state[n][path]) for n in names for path, kind in self._leaves(n, state) if is_array(kind)]
-        scalars = [] if self._constant else [torch.empty((), device="meta") for _ in self._vector]
+        scalars = [] if self._options.constant else [torch.empty((), device="meta") for _ in self._vector]
         with self._places.observed() as noted:
             captured = capture(step, pairs, leaves, scalars)
         self._places.add_constants(captured.constants.values())
@@ -338,7 +312,11 @@ class CapturedOptimizer:
         for group in optimizer.param_groups:
             options = {key: value for key, value in group.items() if key != "params"}
             options |= {key: value for key, value in AS_TRACED.items() if key in options}
-            options |= {key: _with_tensors(frozen(group[key]), given) for key in self._lifted(options)}
+            options |= {
+                key: _with_tensors(frozen(group[key]), given)
+                for key in options
+                if self._options.is_input(key, frozen(group[key]))
+            }
             members = [tensors[self._names[p]] for p in group["params"] if self._names.get(p) in tensors]
             traced_groups.append({"params": members, **options})
         for place, number in zip(self._places.inputs, given, strict=True):

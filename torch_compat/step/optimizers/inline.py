@@ -15,7 +15,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-import jax
 import numpy as np
 import torch
 import torch.utils._pytree as pytree
@@ -23,13 +22,12 @@ import torch.utils._pytree as pytree
 from torch_compat.step.guards.notes import NOTES
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.optimizers.captured import AS_TRACED, as_if_compiled
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer, Params
 from torch_compat.step.optimizers.param_group import (
+    TracedOptions,
     UnsupportedOptimizerError,
-    frozen,
-    has_other_numbers,
     hashable,
     name_of,
-    numbers_in,
     refuse_differentiable,
 )
 from torch_compat.step.optimizers.state import exported, place_state, place_unread, scalars_on_host
@@ -41,7 +39,7 @@ from xlatrain.bridge.patches import patched
 from xlatrain.bridge.tensors.dtypes import jax_dtype, torch_dtype
 from xlatrain.step.optimizers.rule import State
 
-Params = Mapping[str, jax.Array]
+_NO_NUMBERS = np.zeros(0, np.float32)
 StateKey = tuple[str, str]
 """A parameter's name, and the path in its state: the number of the optimizer that has it, and the keys."""
 InlineKey = tuple[int, str, str]
@@ -65,30 +63,30 @@ class InlineResult:
     layouts: Layouts = field(default_factory=dict)
 
 
-class InlineOptimizer:
-    """Implements :class:`~.functional_optimizer.OptimizerProgram`, but for the update, which is part of a captured step.
+class InlineOptimizer(FunctionalOptimizer):
+    """An optimizer whose update is part of a captured step.
 
     Of the group options the learning rate is an input of the program; any other number becomes one when it first changes.
 
     Attributes:
-        members: the optimizer, and those that it holds in attributes.
         numbers: of the states, which are on the host.
 
     Raises:
         UnsupportedOptimizerError: one of its parameters is not the module's, or it wants autograd through its step.
     """
 
+    makes_state_in_step = True
+
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
-        self.optimizer = optimizer
-        self.members = members_of(optimizer)
+        super().__init__(optimizer, names)
+        self.holders = members_of(optimizer)
         self.numbers: dict[StateKey, int | float] = {}
-        self._names = names
         self._params = {name: param for param, name in names.items()}
         self._layouts: Layouts = {}
         self._structures: dict[Hashable, int] = {(): 0}
         self._structure = 0
-        self._inputs = {"lr"}
-        self._seen: list[dict[str, Any]] = []
+        self._options = TracedOptions()
+        self.is_input = self._options.is_input
         self._real: list[dict[str, Any]] | None = None  # the groups, while copies are in their place
         for index, group in enumerate(self.groups()):
             refuse_differentiable(group, index)
@@ -101,35 +99,22 @@ class InlineOptimizer:
 
     def groups_now(self) -> list[dict[str, Any]]:
         """The same, or the copies that are in their place."""
-        return list({id(group): group for member in self.members for group in member.param_groups}.values())
-
-    def is_input(self, key: str, value: Any) -> bool:
-        """Whether a group option is an input of the program."""
-        return key in self._inputs and bool(numbers_in(value))
+        return list({id(group): group for member in self.holders for group in member.param_groups}.values())
 
     # -- as other optimizers -----------------------------------------------------------------------------------------
 
     def init(self, params: Params) -> dict[str, State]:
         return {}
 
-    def hyper(self) -> np.ndarray:
-        return np.zeros(0, np.float32)
+    def host_state(self) -> list[dict[Any, Any]]:
+        return [*self.groups(), self.numbers]
 
     def options(self) -> tuple[np.ndarray, Hashable]:
-        return self.hyper(), self.static_key()
-
-    def static_key(self) -> Hashable:
         groups = self.groups()
-        now = [{key: frozen(value) for key, value in group.items() if key != "params"} for group in groups]
-        if now != self._seen:
-            for old, new in zip(self._seen, now, strict=False):
-                self._inputs |= {key for key in new if has_other_numbers(old.get(key), new[key])}
-            self._seen = now
-        fixed = tuple(
-            tuple((key, hashable(value)) for key, value in options.items() if not self.is_input(key, value)) for options in now
-        )
+        self._options.read(groups)
         members = tuple(tuple(map(id, group["params"])) for group in groups)
-        return (fixed, members, frozenset(self._inputs), self._structure, tuple(self.shared().values()))
+        options = (self._options.fixed(), frozenset(self._options.inputs))
+        return _NO_NUMBERS, (options, members, self._structure, tuple(self.shared().values()))
 
     def update(self, grads: Any, opt_state: Any, params: Params, hyper: Any) -> NoReturn:
         raise AssertionError("its update is part of a captured step")
@@ -138,7 +123,7 @@ class InlineOptimizer:
         state: dict[str, State] = {}
         layouts: dict[tuple[int, str], StateLayout] = {}
         self.numbers = {}
-        for number, member in enumerate(self.members):
+        for number, member in enumerate(self.holders):
             for param, saved in member.state.items():
                 name = self._name(param)
                 if not saved:
@@ -161,7 +146,7 @@ class InlineOptimizer:
                 key = (name, f"{number}.{path}")
                 array = kind is torch.Tensor
                 leaves.append(exported(host[name][key[1]]) if array else self.numbers[key] if kind in (int, float) else kind)
-            self.members[number].state[self._params[name]] = pytree.tree_unflatten(leaves, layout.spec)
+            self.holders[number].state[self._params[name]] = pytree.tree_unflatten(leaves, layout.spec)
 
     # -- in a captured step ------------------------------------------------------------------------------------------
 
@@ -212,7 +197,7 @@ class InlineOptimizer:
             stepped: called when the optimizer has stepped.
             hidden: takes the place of all states, in a step without inputs for them.
         """
-        states: list[Any] = [TracedState() if hidden is None else hidden for _ in self.members]
+        states: list[Any] = [TracedState() if hidden is None else hidden for _ in self.holders]
         for (number, name), layout in self._layouts.items() if hidden is None else ():
             leaves = []
             for path, kind in layout.leaves:
@@ -220,15 +205,15 @@ class InlineOptimizer:
                 leaves.append(given[key] if kind is torch.Tensor else number_of(key) if kind in (int, float) else kind)
             states[number][self._params[name]] = OwnDict(pytree.tree_unflatten(leaves, layout.spec))
         real: dict[int, Any] = {
-            id(one): states[number] for number, member in enumerate(self.members) for one in _dicts_of(member.state)
+            id(one): states[number] for number, member in enumerate(self.holders) for one in _dicts_of(member.state)
         }
         groups = self.groups_now()
         copies = {id(group): OwnDict(group) for group in groups}
-        for member in self.members:
+        for member in self.holders:
             real[id(member.param_groups)] = [copies[id(group)] for group in member.param_groups]
-        kept = [(vars(member), dict(vars(member))) for member in self.members]
+        kept = [(vars(member), dict(vars(member))) for member in self.holders]
         replaced: list[set[str]] = []
-        for number, (member, (attributes, before)) in enumerate(zip(self.members, kept, strict=True)):
+        for number, (member, (attributes, before)) in enumerate(zip(self.holders, kept, strict=True)):
             new: dict[str, Any] = {name: real[id(value)] for name, value in before.items() if id(value) in real}
             step = functools.partial(_step, member.step, stepped if number == 0 else _nothing)
             attributes.update({**new, "step": step, "_optimizer_step_post_hooks": OrderedDict()})
@@ -251,7 +236,7 @@ class InlineOptimizer:
         tensors: dict[StateKey, torch.Tensor] = {}
         numbers: dict[StateKey, Any] = {}
         layouts: dict[tuple[int, str], StateLayout] = {}
-        for number, (member, states_of) in enumerate(zip(self.members, states, strict=True)):
+        for number, (member, states_of) in enumerate(zip(self.holders, states, strict=True)):
             if member.state is not states_of:
                 raise CaptureError(f"{type(member).__name__}.step replaces self.state: change what is in it")
             for param, held in states_of.items():

@@ -14,6 +14,7 @@ import optax
 import torch
 from torch.optim import Optimizer
 
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer, Gradients, Params
 from torch_compat.step.optimizers.param_group import name_of
 from torch_compat.step.optimizers.state import exported, make_state, place_state, place_unread, scalars_on_host
 from torch_compat.utilities.host_arrays import to_torch
@@ -22,8 +23,6 @@ from xlatrain.bridge.tensors.host import as_numpy
 from xlatrain.step.optimizers.blocks import number
 from xlatrain.step.optimizers.by_parameter import ByParameter
 from xlatrain.step.optimizers.rule import State
-
-Params = Mapping[str, jax.Array]
 
 
 def is_transformation(value: Any) -> bool:
@@ -172,48 +171,42 @@ def _no_option(key: str) -> str:
     )
 
 
-class OptaxProgram:
-    """Implements :class:`~.functional_optimizer.OptimizerProgram` for an :class:`OptaxOptimizer`."""
+class FunctionalOptax(FunctionalOptimizer):
+    """An :class:`OptaxOptimizer` by its transformation."""
 
     def __init__(self, optimizer: OptaxOptimizer, names: Mapping[torch.Tensor, str]) -> None:
-        self.optimizer = optimizer
+        super().__init__(optimizer, names)
         self._transformation = optimizer.transformation
-        self._members = {
+        self._own_names = {
             name_of(names, param, 0, position): (param, own) for position, (param, own) in enumerate(optimizer.names.items())
         }
-        self._key = (id(self._transformation), tuple(self._members))
+        self._key = (id(self._transformation), tuple(self._own_names))
         self._options: list[float] | None = None
         self._vector = np.zeros(0, np.float32)
 
-    def hyper(self) -> np.ndarray:
+    def options(self) -> tuple[np.ndarray, Hashable]:
         if (now := self.optimizer.options()) != self._options:
             self._options, self._vector = now, np.array(now, np.float32)
             self._vector.flags.writeable = False
-        return self._vector
-
-    def static_key(self) -> Hashable:
-        return self._key
-
-    def options(self) -> tuple[np.ndarray, Hashable]:
-        return self.hyper(), self._key
+        return self._vector, self._key
 
     def init(self, params: Params) -> dict[str, State]:
         return self._renamed(self._transformation.init(self._own(params)))
 
     def update(
-        self, grads: Mapping[str, jax.Array | None], opt_state: Mapping[str, State], params: Params, hyper: Any
+        self, grads: Gradients, opt_state: Mapping[str, State], params: Params, hyper: Any
     ) -> tuple[dict[str, jax.Array], dict[str, State]]:
         own = self.optimizer.with_options(self._own(opt_state), hyper)
         new, state = self._transformation.update(self._own(grads), own, self._own(params))
         return {**params, **self._renamed(new)}, {**opt_state, **self._renamed(state)}
 
     def import_state(self, params: Params) -> dict[str, State]:
-        of_ours = {name: params[name] for name in self._members}
+        of_ours = {name: params[name] for name in self._own_names}
         template = jax.eval_shape(self.init, of_ours)
-        if not any(self.optimizer.state.get(param) for param, _ in self._members.values()):
+        if not any(self.optimizer.state.get(param) for param, _ in self._own_names.values()):
             return make_state(self.init, of_ours)
         state: dict[str, State] = {}
-        for name, (param, _) in self._members.items():
+        for name, (param, _) in self._own_names.items():
             saved = self.optimizer.state.get(param) or {}
             if saved.keys() != template[name].keys():
                 raise ValueError(
@@ -225,14 +218,14 @@ class OptaxProgram:
 
     def write_state(self, opt_state: Mapping[str, State]) -> None:
         host = scalars_on_host(opt_state)
-        for name, (param, _) in self._members.items():
+        for name, (param, _) in self._own_names.items():
             if name in host:
                 self.optimizer.state[param] = {path: exported(value) for path, value in host[name].items()}
 
     def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The entries of this optimizer's parameters, under the names that it knows."""
-        return {own: values[name] for name, (_, own) in self._members.items() if name in values}
+        return {own: values[name] for name, (_, own) in self._own_names.items() if name in values}
 
     def _renamed(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The other way."""
-        return {name: values[own] for name, (_, own) in self._members.items() if own in values}
+        return {name: values[own] for name, (_, own) in self._own_names.items() if own in values}

@@ -27,7 +27,7 @@ class OptimizerSet:
     @property
     def inline(self) -> dict[int, InlineOptimizer]:
         """The optimizers whose Python runs in the step, by index."""
-        return {index: found for index, one in enumerate(self.optimizers) if (found := one.inline) is not None}
+        return {index: one for index, one in enumerate(self.optimizers) if isinstance(one, InlineOptimizer)}
 
     @property
     def holders(self) -> tuple[torch.optim.Optimizer, ...]:

@@ -115,9 +115,52 @@ def numbers_in(value: Any) -> list[float]:
     return [float(item) for item in values]
 
 
-def has_other_numbers(old: Any, new: Any) -> bool:
-    """Whether an option changed from numbers to other numbers."""
-    return bool(numbers_in(old)) and bool(numbers_in(new)) and old != new
+class TracedOptions:
+    """The options of the param groups of an optimizer whose Python is captured: which are inputs of its program.
+
+    The learning rate is one; any other number becomes one when it first changes.
+
+    Attributes:
+        groups: the options of each group as they were read last.
+        inputs: the names of those that are inputs where they are numbers.
+        constant: whether none is: numbers are constants of the program.
+    """
+
+    def __init__(self) -> None:
+        self.groups: list[ParamGroup] = []
+        self.inputs = {"lr"}
+        self.constant = False
+
+    def read(self, groups: list[ParamGroup]) -> bool:
+        """Read the options; True where one of them changed."""
+        now = [{key: frozen(value) for key, value in group.items() if key != "params"} for group in groups]
+        if now == self.groups:
+            return False
+        if not self.constant:
+            for old, new in zip(self.groups, now, strict=False):
+                self.inputs |= {key for key in new if numbers_in(old.get(key)) and numbers_in(new[key]) and old[key] != new[key]}
+        self.groups = now
+        return True
+
+    def is_input(self, key: str, value: Any) -> bool:
+        """Whether an option is an input of the program."""
+        return not self.constant and key in self.inputs and bool(numbers_in(value))
+
+    def numbers(self) -> list[float]:
+        """The inputs, group by group."""
+        return [
+            number
+            for one in self.groups
+            for key, value in one.items()
+            if self.is_input(key, value)
+            for number in numbers_in(value)
+        ]
+
+    def fixed(self) -> Hashable:
+        """All that is no input."""
+        return tuple(
+            tuple((key, hashable(value)) for key, value in one.items() if not self.is_input(key, value)) for one in self.groups
+        )
 
 
 def hashable(value: Any) -> Hashable:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from torch_compat.step.optimizers.frozen_update import FrozenGroup, FrozenInit, FrozenUpdate, Gradients, OptimizerState, Params
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
 from torch_compat.step.optimizers.param_group import GroupReader
 from torch_compat.step.optimizers.state import exported, make_state, place_state, place_unread, scalars_on_host
 from xlatrain.step.optimizers import RULES
@@ -30,12 +31,13 @@ def has_rule(optimizer: torch.optim.Optimizer) -> bool:
     return own_step is None or (hasattr(own_step, "_wrapped_by_lr_sched") and own_step.__wrapped__ is kind.step)
 
 
-class TableOptimizer:
-    """Implements :class:`~.functional_optimizer.OptimizerProgram` by update rules."""
+class TableOptimizer(FunctionalOptimizer):
+    """An optimizer by update rules."""
+
+    by_parameter = True
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
-        self.optimizer = optimizer
-        self._names = names
+        super().__init__(optimizer, names)
         self._kind = RULES[type(optimizer).__name__]
         self._readers: list[GroupReader] = []
         self._vector = np.zeros(0, np.float32)
@@ -46,24 +48,8 @@ class TableOptimizer:
         return self.frozen_init()(params)
 
     def frozen_init(self) -> FrozenInit:
-        """:meth:`init` as it is now, without the optimizer."""
         self._read()
         return self._initial({name for reader in self._readers for param, name in reader.members() if param.requires_grad})
-
-    def hyper(self) -> np.ndarray:
-        groups = self.optimizer.param_groups
-        if len(groups) != len(self._readers):
-            self._read()
-        changed = False
-        for reader, group in zip(self._readers, groups, strict=True):
-            changed |= reader.refresh(group)
-        if changed:
-            self._pack()
-        return self._vector
-
-    def static_key(self) -> Hashable:
-        self._read()
-        return self._key
 
     def options(self) -> tuple[np.ndarray, Hashable]:
         self._read()
@@ -75,7 +61,6 @@ class TableOptimizer:
         return self.frozen().update(grads, opt_state, params, hyper)
 
     def frozen(self) -> FrozenUpdate:
-        """:meth:`update` as it is now, without the optimizer."""
         self._read()
         return FrozenUpdate(self._groups())
 
@@ -85,8 +70,7 @@ class TableOptimizer:
             for reader, group in zip(self._readers, self.optimizer.param_groups, strict=True)
         )
 
-    def stackable(self, paths: Iterable[str], opt_state: OptimizerState) -> bool:
-        """Whether these parameters may be updated as one stack: they are of one group and have state all or none."""
+    def stackable(self, paths: Iterable[str], opt_state: OptimizerState) -> bool:  # of one group, and with state all or none
         self._read()
         paths = set(paths)
         groups = [reader for reader in self._readers if not paths.isdisjoint(reader.names)]

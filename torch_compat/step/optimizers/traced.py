@@ -136,7 +136,7 @@ class TracedOptimizers:
                     stack.enter_context(capture.optimizer_stand_in(index, optimizer))
             stack.enter_context(capture.scheduler_stand_ins())
             stack.enter_context(_without_profiler_marks())
-            members = [member for one in self._inline.values() for member in one.members]
+            members = [member for one in self._inline.values() for member in one.holders]
             stack.enter_context(stray_steps_refused([*self._optimizers, *members], _refuse))
             yield capture.trace
             capture.finish()
