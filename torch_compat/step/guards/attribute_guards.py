@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_compat.step.effects.recorder import CACHES_OF_PARAMETERS, note_written
+from torch_compat.step.effects.recorder import note_written
+from torch_compat.step.effects.snapshots import CACHES_OF_PARAMETERS
 from torch_compat.step.guards import module_structure
 from torch_compat.step.guards.compared_places import Locations
 from torch_compat.step.guards.fingerprints import Fingerprint, contents_of, fingerprint

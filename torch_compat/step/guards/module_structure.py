@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from torch_compat.step.effects.recorder import HOOKS
+from torch_compat.step.effects.snapshots import HOOKS
 from torch_compat.step.guards.identity_check import IdentityCheck
 from torch_compat.step.guards.parameter_hooks import hooks_of
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from torch_compat.step.effects.recorder import HOOKS
+from torch_compat.step.effects.snapshots import HOOKS
 from torch_compat.step.guards.locations import Contents, Entry, Location
 from torch_compat.step.values.marks import PLAIN
 from torch_compat.utilities.metric_types import is_metric_or_collection
