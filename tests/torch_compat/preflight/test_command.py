@@ -112,7 +112,7 @@ def test_two_at_once_of_an_unchanged_script(start: Start, script: Path, tmp_path
     assert out.startswith("FITS   2 × v5e:2x2, 8 chips, mesh data 1 × fsdp 8")
     told = [line for line in err.splitlines() if line.startswith("xlatrain preflight: ")]
     first = next(index for index, line in enumerate(told) if "first estimate per chip: " in line)
-    assert "activations come on top" in told[first] and "told[first + 1].endswith("tracing the steps")
+    assert "activations come on top" in told[first] and told[first + 1].endswith("tracing the steps")
     rest = [line for line in err.splitlines() if not line.startswith(("xlatrain preflight: ", "Loading `train_dataloader`"))]
     (warning,) = rest
     assert "mesh axis 'fsdp' of size 8 goes over several TPU slices" in warning
