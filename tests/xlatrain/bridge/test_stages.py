@@ -57,6 +57,13 @@ def stacked_heads(x: Tensor, weight: Tensor) -> Tensor:
     return x + F.scaled_dot_product_attention(a[:, None], b[:, None], a[:, None], is_causal=True)[:, 0]
 
 
+def routed(x: Tensor, weight: Tensor) -> Tensor:
+    """The largest two scores of a token, written into a buffer of their own and read from it."""
+    scores = (x @ weight).view(-1, WIDTH)
+    values, index = scores.topk(2, -1)
+    return x + scores.new_zeros(scores.shape).scatter(1, index, values.tanh()).view_as(x)
+
+
 def on_stages(found: Capture, inputs: list[Tensor], pipelining: Pipelining, axes: dict[str, int]) -> tuple[list[Any], Any]:
     """The outputs, and the compiled program, on a mesh that splits stacked weights over stages and rows as batches are."""
     mesh = make_mesh(axes, jax.devices()[: int(np.prod(list(axes.values())))])
@@ -83,6 +90,7 @@ def on_stages(found: Capture, inputs: list[Tensor], pipelining: Pipelining, axes
     ("block", "pipelining", "axes"),
     [
         pytest.param(with_heads, Pipelining(2, parts=2), {"stage": 2, "data": 2}, id="two-stages"),
+        pytest.param(routed, Pipelining(2, parts=2), {"stage": 2, "data": 2}, id="routed"),
         pytest.param(stacked_heads, Pipelining(2, 2, 4, parts=1), {"stage": 2, "data": 1}, id="two-rounds"),
     ],
 )
@@ -120,6 +128,7 @@ def test_rows_that_do_not_divide_run_in_fewer_microbatches() -> None:
     [
         (lambda x, weight: (x - x.mean(0)) @ weight, 4, "mean in a layer does not treat the rows of a batch one by one"),
         (lambda x, weight: (x @ weight).flip(0), 4, "flip in a layer does not treat the rows of a batch one by one"),
+        (lambda x, weight: x + (x @ weight).topk(2, 0).values.sum(0), 4, "topk in a layer does not treat the rows"),
         (lambda x, weight: torch.tanh(x @ weight).cumsum(0), 4, "in a layer does not treat the rows"),
         (lambda x, weight: x.transpose(0, 1).reshape(x.shape) @ weight, 4, "view in a layer does not treat the rows"),
         (lambda x, weight: torch.tanh(x @ weight), 6, "6 layers do not divide into 4 stages"),

@@ -244,6 +244,11 @@ def _expand(op: OpForRows) -> Part:
     return found
 
 
+def _constant(op: OpForRows) -> Part:
+    """An op whose results are all one number: no value of its operand is in them."""
+    return WHOLE
+
+
 def _repeat(op: OpForRows) -> Part:
     given, rows = _first(op)
     found = Rows(_from_left(given, op.shape), rows.blocks)
@@ -405,6 +410,25 @@ def _attention(op: OpForRows) -> tuple[Part, ...]:
     return (Rows(0),) * len(op.node.meta["val"])
 
 
+def _experts(op: OpForRows) -> Part:
+    """Tokens (T, D), the experts (T, K) that each has chosen and their weights; then the experts' own weights."""
+    tokens, own = op.operands[:-2], op.operands[-2:]
+    if any(one.part != WHOLE for one in own):
+        raise Mixes(op.reason())
+    rows = next(one.part for one in tokens if isinstance(one.part, Rows))
+    for one in tokens:
+        if one.part == WHOLE:
+            op.cut(one, rows)
+        elif one.part != rows:
+            raise Mixes(op.reason())
+    return rows
+
+
+def _experts_backward(op: OpForRows) -> tuple[Part, ...]:
+    rows = _experts(op)
+    return rows, rows, SUMMED, SUMMED
+
+
 def _lookup(op: OpForRows) -> Part:
     table, index = op.args[0], op.args[1]
     return index.part if table.part == WHOLE else _mixes(op)
@@ -430,6 +454,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 _RULES: dict[str, Rule] = {
     **dict.fromkeys((*_SAME, "full_like", "copy"), _pointwise),
     **dict.fromkeys(("view", "_unsafe_view"), _view),
+    **dict.fromkeys((f"new_{kind}" for kind in ("empty", "empty_strided", "full", "ones", "zeros")), _constant),
     **dict.fromkeys(("t", "transpose"), _transpose),
     **dict.fromkeys(("sum", "mean", "var", "var_mean"), _reduced),
     **dict.fromkeys(("amax", "amin", "any", "argmax", "argmin"), _reduced),
@@ -439,5 +464,7 @@ _RULES: dict[str, Rule] = {
     "squeeze": _squeeze, "unsqueeze": _unsqueeze, "permute": _permute, "expand": _expand, "repeat": _repeat, "slice": _slice,
     "select": _select, "cat": _cat, "constant_pad_nd": _pad, "slice_scatter": _slice_scatter, "native_layer_norm": _norm,
     "native_layer_norm_backward": _norm_backward, "embedding": _lookup, "split_with_sizes": _split, "addmm": _added_product,
+    "experts": _experts, "experts_backward": _experts_backward, "topk": _along(2), "scatter": _along(1),
+    "scatter_add": _along(1),
 }
 # fmt: on

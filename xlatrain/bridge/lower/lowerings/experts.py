@@ -26,7 +26,7 @@ import xlatrain.bridge.capture.traceable.transformers_experts  # noqa: F401  def
 from xlatrain.bridge.capture.activations import MESHES
 from xlatrain.bridge.lower.lowerings.activation import exact_gelu
 from xlatrain.bridge.lower.registry import lowers, program_mesh
-from xlatrain.mesh.mesh import EXPERT_AXIS, SEQUENCE_AXIS, batch_axes, sequence_parts
+from xlatrain.mesh.mesh import EXPERT_AXIS, SEQUENCE_AXIS, batch_axes, sequence_parts, shard_map_here
 
 _SLACK = 2
 """Capacity of a round's buffers, in tokens that a device gets on average."""
@@ -289,9 +289,7 @@ def experts(
         return run(*args)
     tokens, of_up, of_down = layer.specs()
     with jax.named_scope("experts"):
-        return jax.shard_map(
-            run, mesh=layer.mesh, in_specs=(tokens, tokens, tokens, of_up, of_down), out_specs=tokens, check_vma=False
-        )(*args)
+        return shard_map_here(run, layer.mesh, (tokens, tokens, tokens, of_up, of_down), tokens)(*args)
 
 
 @lowers("xlatrain.experts_backward.default")
@@ -319,11 +317,6 @@ def experts_backward(
         tokens, of_up, of_down = layer.specs()
         by = [_with_axis(spec, dim) for spec, dim in zip((of_up, of_down), dims, strict=True)]
         with jax.named_scope("experts"):
-            by_x, by_weights, by_up, by_down = jax.shard_map(
-                run,
-                mesh=layer.mesh,
-                in_specs=(tokens, tokens, tokens, tokens, of_up, of_down),
-                out_specs=(tokens, tokens, *by),
-                check_vma=False,
-            )(*args)
+            into = (tokens, tokens, tokens, tokens, of_up, of_down)
+            by_x, by_weights, by_up, by_down = shard_map_here(run, layer.mesh, into, (tokens, tokens, *by))(*args)
     return by_x, by_weights, layer.without_parts(by_up), layer.down(by_down)
