@@ -38,8 +38,11 @@ MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
 # Scripts about what happens in Python around a step, the same on any mesh: on one device alone.
 ABOUT_THE_HOST = ("calls_again", "cli", "plugins", "surroundings", "ways_of_a_step")
 
-# Cases of the other scripts that are: what they are about is decided once the values of a step are there.
+# Cases of the other scripts that are: what they are about is decided by Python, by dtypes as PyTorch captures them, or once the
+# values of a step are there. Of what reaches the mesh (state that is placed, read, replaced or left to eager steps; rows that are
+# padded; sums over rows) each script has other cases on eight devices.
 CASES_ABOUT_THE_HOST = {
+    "asked": ["constants", "looks_with_functions", "a_step_raises", "an_assertion_of_torch_fails"],
     "callbacks": [
         *("no_backbone", "spike_of_the_loss", "throughput_is_logged_at_the_same_steps", "steps_of_what_callbacks_log"),
         "monitored_before_it_is_logged",
@@ -56,6 +59,27 @@ CASES_ABOUT_THE_HOST = {
         *("optimizer_in_a_list", "plateau_of_the_training_loss_by_step", "plateau_without_its_metric"),
         *("scheduler_every_second_epoch_with_accumulation", "step_scheduler_with_accumulation", "own_scheduler_step"),
     ],
+    "evaluation": [
+        *("order_of_hooks", "no_step_to_test", "no_best_checkpoint", "loaders_of_the_module", "predicted_without_a_method"),
+        "metrics_read_in_a_sanity_check",
+    ],
+    "fallbacks": [  # eager from the first step; those that leave the mesh later are on eight devices as well
+        *("inside_the_closure_of_an_optimizer_step", "inside_a_closure_while_gradients_accumulate"),
+        *("raises_in_the_closure_of_an_optimizer_step", "a_size_of_the_batch_before_one_of_the_results"),
+        *("entries_under_values_of_the_batch", "an_optimizer_that_nobody_has_returned", "counted_in_a_class_of_classes"),
+        *("what_was_drawn_for_a_program_that_cannot_be_made", "writes_to_a_slice_whose_place_is_drawn"),
+        *("uses_a_slice_whose_tensor_was_written_to", "makes_modules_and_parameters_in_the_step"),
+        *("parameters_that_show_one_memory", "a_backward_pass_in_the_step_while_gradients_accumulate"),
+        *("parameters_are_replaced_in_the_step", "tensors_of_a_class_of_their_own_in_the_batch"),
+    ],
+    "manual": ["schedulers_by_hand", "scheduler_on_a_plateau", "rates_by_hand", "trained_in_turns"],
+    "metrics": ["compositions", "wrappers", "collections_as_objects", "hooks_that_log_between"],
+    "new_parameters": ["a_layer_is_replaced_by_hand", "optimizers_are_made_once_more"],
+    "precision": [
+        *("full_of_double_batches_as_they_are", "aliases", "autocast_left_by_the_user", "a_layer_in_another_dtype"),
+        *("module_cast_by_the_user", "matmul_precision"),
+    ],
+    "queues": ["entries_counted_in_python", "changed_and_put_back"],
     "inline_optimizers": ["closure_evaluated_twice", "two_halves_of_a_step_by_hand"],
     "semantics": [
         *("counters_in_arithmetic_and_branches", "counters_in_texts_and_indices", "schedules_in_lists"),
@@ -82,6 +106,9 @@ CASES_ABOUT_THE_HOST = {
         ),
         *("counters_kept", "random_numbers_of_python", "global_random_numbers_of_python", "hooks_wrapped_on_the_instance"),
         *("optimizer_step_with_warm_up", "optimizer_step_every_second_batch", "stopped_inside_an_epoch"),
+        *("batches_with_texts", "texts_that_are_read", "texts_of_batch_objects", "empty_dataset", "lbfgs", "sparse_adam"),
+        *("printed_and_sent_to_loggers", "values_formatted_and_computed_with", "own_zero_grad", "result_with_extras"),
+        *("a_cached_property_is_dropped_in_a_hook", "numbers_for_lists_of_tensors", "tensors_kept_outside_of_the_module"),
     ],
     "tuning": [
         *("learning_rate_found_by_the_callback", "learning_rate_found_again_within_the_run"),
@@ -89,7 +116,13 @@ CASES_ABOUT_THE_HOST = {
     ],
     "wild": [
         *("penalty_now_and_then", "lists_of_lists", "only_the_first_few", "window_of_losses", "callbacks_that_log"),
-        "layers_in_another_order_for_each_batch",
+        *("layers_in_another_order_for_each_batch", "second_loader_that_begins_again", "second_loader_pulled_now_and_then"),
+        *("second_loader_begun_in_each_step", "pulled_from_what_the_step_fills", "sparse_gradients_of_an_embedding"),
+        *("sparse_gradients_of_bags", "input_converted_by_a_plugin", "backward_passes_in_a_backward"),
+        *("attributes_of_parameters_that_hooks_change", "functions_that_save_their_results", "options_set_in_validation"),
+        *("validation_that_decodes_in_python", "arrays_drawn_by_numpy_that_tensors_share", "tensors_made_of_results"),
+        *("setting_of_a_backend_that_the_step_reads", "batches_of_dataclasses_with_slots", "stored_by_the_first_step"),
+        *("windows_of_losses", "windows_of_numbers", "initialized_by_the_first_step", "lists_of_results_given_to_numpy"),
     ],
 }
 
