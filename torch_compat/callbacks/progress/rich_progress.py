@@ -35,6 +35,11 @@ __all__ = ["RichProgressBar", "RichProgressBarTheme"]
 _DRAWS_PER_SECOND = 10
 
 
+def _task_of(name: str, task_id: str) -> Any:
+    """A property of the task of a bar, which is there once its stage has started; TypeError before."""
+    return property(lambda bars: bars._task(getattr(bars, task_id), name), doc="The task of the bar; TypeError before its stage.")
+
+
 class RichProgressBar(DrawnBar):
     """Progress bars drawn with rich: description, bar, batches, elapsed and remaining time, steps per second, metrics.
 
@@ -75,25 +80,10 @@ class RichProgressBar(DrawnBar):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "progress": None, "_console": None}  # both hold locks
 
-    @property
-    def train_progress_bar(self) -> Task:
-        """The task of the training bar; TypeError before training."""
-        return self._task(self.train_progress_bar_id, "train_progress_bar")
-
-    @property
-    def val_sanity_check_bar(self) -> Task:
-        """The task of the sanity check's bar; TypeError before it."""
-        return self._task(self.val_sanity_progress_bar_id, "val_sanity_check_bar")
-
-    @property
-    def val_progress_bar(self) -> Task:
-        """The task of the validation bar; TypeError before validation."""
-        return self._task(self.val_progress_bar_id, "val_progress_bar")
-
-    @property
-    def test_progress_bar(self) -> Task:
-        """The task of the test bar; TypeError before testing."""
-        return self._task(self.test_progress_bar_id, "test_progress_bar")
+    train_progress_bar: Task = _task_of("train_progress_bar", "train_progress_bar_id")
+    val_sanity_check_bar: Task = _task_of("val_sanity_check_bar", "val_sanity_progress_bar_id")
+    val_progress_bar: Task = _task_of("val_progress_bar", "val_progress_bar_id")
+    test_progress_bar: Task = _task_of("test_progress_bar", "test_progress_bar_id")
 
     def _task(self, task_id: TaskID | None, name: str) -> Task:
         if self.progress is None or task_id is None:

@@ -83,6 +83,18 @@ class Tqdm(_tqdm):
         return True
 
 
+def _bar_of(stage: str) -> Any:
+    """A property of the bar of a stage, which is there once the stage has started; TypeError before."""
+    name = f"_{stage}_progress_bar"
+
+    def made(bars: TQDMProgressBar) -> _tqdm:
+        if (bar := getattr(bars, name)) is None:
+            raise TypeError(f"`{type(bars).__name__}.{stage}_progress_bar` is not there before its stage has started.")
+        return bar
+
+    return property(made, lambda bars, bar: setattr(bars, name, bar), doc=f"The bar of the stage {stage!r}; TypeError before it.")
+
+
 class TQDMProgressBar(DrawnBar):
     """The default progress bar: one bar per stage on stdout, or in the notebook where ``ipywidgets`` is installed.
 
@@ -120,46 +132,10 @@ class TQDMProgressBar(DrawnBar):
 
     # -- bars ----------------------------------------------------------------------------------------------------------
 
-    @property
-    def train_progress_bar(self) -> _tqdm:
-        """The training bar; TypeError before training."""
-        return self._made(self._train_progress_bar, "train")
-
-    @train_progress_bar.setter
-    def train_progress_bar(self, bar: _tqdm) -> None:
-        self._train_progress_bar = bar
-
-    @property
-    def val_progress_bar(self) -> _tqdm:
-        """The validation bar; TypeError before validation."""
-        return self._made(self._val_progress_bar, "val")
-
-    @val_progress_bar.setter
-    def val_progress_bar(self, bar: _tqdm) -> None:
-        self._val_progress_bar = bar
-
-    @property
-    def test_progress_bar(self) -> _tqdm:
-        """The test bar; TypeError before testing."""
-        return self._made(self._test_progress_bar, "test")
-
-    @test_progress_bar.setter
-    def test_progress_bar(self, bar: _tqdm) -> None:
-        self._test_progress_bar = bar
-
-    @property
-    def predict_progress_bar(self) -> _tqdm:
-        """The prediction bar; TypeError before predicting."""
-        return self._made(self._predict_progress_bar, "predict")
-
-    @predict_progress_bar.setter
-    def predict_progress_bar(self, bar: _tqdm) -> None:
-        self._predict_progress_bar = bar
-
-    def _made(self, bar: _tqdm | None, stage: str) -> _tqdm:
-        if bar is None:
-            raise TypeError(f"`{type(self).__name__}.{stage}_progress_bar` is not there before its stage has started.")
-        return bar
+    train_progress_bar: _tqdm = _bar_of("train")
+    val_progress_bar: _tqdm = _bar_of("val")
+    test_progress_bar: _tqdm = _bar_of("test")
+    predict_progress_bar: _tqdm = _bar_of("predict")
 
     @property
     def process_position(self) -> int:
@@ -291,13 +267,9 @@ class TQDMProgressBar(DrawnBar):
         self.reset_dataloader_idx_tracker()
 
     def _start_loader(self, trainer: Trainer, stage: str, dataloader_idx: int) -> None:
-        bar, total, description = {
-            "val": (self._val_progress_bar, "total_val_batches_current_dataloader", self.validation_description),
-            "test": (self._test_progress_bar, "total_test_batches_current_dataloader", self.test_description),
-            "predict": (self._predict_progress_bar, "total_predict_batches_current_dataloader", self.predict_description),
-        }[stage]
-        bar = self._made(bar, stage)
-        _restart(bar, getattr(self, total))
+        bar: _tqdm = getattr(self, f"{stage}_progress_bar")
+        _restart(bar, getattr(self, f"total_{stage}_batches_current_dataloader"))
+        description = {"val": self.validation_description, "test": self.test_description}.get(stage, self.predict_description)
         text = self.sanity_check_description if trainer.sanity_checking else description
         bar.set_description(f"{text} DataLoader {dataloader_idx}")
 
