@@ -51,6 +51,15 @@ class TableOptimizer(FunctionalOptimizer):
         self._read()
         return self._initial({name for reader in self._readers for param, name in reader.members() if param.requires_grad})
 
+    def hyper(self) -> np.ndarray:  # of each optimizer step of a manual one, whose key has looked at the members
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._readers):
+            self._read()
+        changed = [reader.refresh(group) for reader, group in zip(self._readers, groups, strict=True)]
+        if any(changed):
+            self._pack()
+        return self._vector
+
     def options(self) -> tuple[np.ndarray, Hashable]:
         self._read()
         return self._vector, self._key
