@@ -310,6 +310,8 @@ RAISING_CASES = (
 # Cases that cannot be compiled, and what the run report must say about them; all others must be compiled.
 EAGER_CASES = {
     "lbfgs": "LBFGS",
+    "states_shared_by_two_optimizers": "have one tensor",
+    "shown_states_of_optimizers": "a view or an array",
     "a_backward_pass_in_the_step_while_gradients_accumulate": "accumulate_grad_batches=2",
     "sparse_adam": "SparseAdam",
     "branch_over_the_whole_batch": "metrics.py",

@@ -233,9 +233,9 @@ class MeshModel:
     # -- the optimizers' state -------------------------------------------------------------------------------------
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """``optimizer.state_dict()`` with what is on the mesh, whose values are read when something needs them."""
+        """``optimizer.state_dict()``, of the state's own tensors; where it is split, of copies that are read when needed."""
         optimizers = self._placed_optimizers(optimizer)
-        return optimizer.state_dict() if optimizers is None else optimizers.state_dict(optimizer)
+        return optimizer.state_dict() if optimizers is None or optimizers.is_whole else optimizers.state_dict(optimizer)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """``optimizer.load_state_dict(state)``, onto the mesh."""

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import torch
 
 from torch_compat.step.model_state import ModelState
@@ -69,6 +70,16 @@ class PlacedOptimizers:
         """
         with _refused_as_step():
             self.functional.check()
+            if (live := self._live) is not None and live.shared():
+                raise UnsupportedOptimizerError(
+                    "two places of the optimizers' states have one tensor, which torch updates from both: load_state_dict does "
+                    "not copy what it is given. Give it copy.deepcopy(other.state_dict())"
+                )
+            if live is not None and live.shown():
+                raise UnsupportedOptimizerError(
+                    "a view or an array of a tensor in an optimizer's state is kept, which torch's steps write to. Keep the "
+                    "tensor itself, or a copy (.clone())"
+                )
             self.push()
 
     def check_same(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -84,6 +95,11 @@ class PlacedOptimizers:
         if self._live is not None:
             self._live.push()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether each device has the whole state."""
+        return all(leaf.is_fully_replicated for leaf in jax.tree.leaves(self._model.state.opt_state))
+
     def state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """``optimizer.state_dict()``, with the state that is on the mesh if it is one of these.
 
@@ -91,6 +107,8 @@ class PlacedOptimizers:
         """
         index = next((i for i, one in enumerate(self.optimizers) if one is optimizer), None)
         if index is None:
+            return optimizer.state_dict()
+        if self._live is not None and self._live.shared():  # the next step is eager
             return optimizer.state_dict()
         self.push()
         with states_kept(self._holders):
@@ -100,7 +118,8 @@ class PlacedOptimizers:
         """Give optimizers such states, on the mesh; the others keep theirs."""
         for optimizer, state in states:
             optimizer.load_state_dict(dict(state))
-        self.push()
+        if self._live is None or not self._live.shared():
+            self.push()
 
     def release(self, *, to_host: bool = True, failed: bool = False, others: Sequence[torch.optim.Optimizer] = ()) -> None:
         """Give the optimizers their state, and the mesh its memory.

@@ -347,6 +347,85 @@ def state_of_one_of_two_optimizers(run: Run) -> None:
     fit(run, model, callbacks=[StatesOfOne()], max_epochs=2)
 
 
+class HeldStates(pl.Callback):
+    """Holds tensors of states through steps, and a ``state_dict()`` that is no copy, which it loads."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+        first, second = trainer.optimizers
+        if trainer.global_step == 4:
+            self.tensors = [value for entry in first.state.values() for value in entry.values()]
+            self.kept = second.state_dict()
+        elif trainer.global_step == 8:
+            module.run.note("held", [numbers(one) for one in self.tensors])
+            self.tensors[1].mul_(0.5)
+        elif trainer.global_step == 12:
+            module.run.note("loaded", [numbers(entry["exp_avg"]) for entry in self.kept["state"].values()])
+            second.load_state_dict(self.kept)
+        elif trainer.global_step == 14:
+            module.run.note("again", [numbers(one) for one in self.tensors])
+
+    def on_fit_end(self, trainer: Any, module: Any) -> None:
+        module.run.note("at the end", [numbers(one) for one in self.tensors])
+        module.run.note("the same", [self.tensors[1] is next(iter(trainer.optimizers[0].state.values()))["exp_avg"]])
+
+
+@case
+def held_states_of_optimizers(run: Run) -> None:
+    model = TwoSteps()
+    model.run = run
+    fit(run, model, callbacks=[HeldStates()], max_epochs=2)
+
+
+class ShownStates(pl.Callback):
+    """Keeps a view and an array of a state, which steps write to."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+        if trainer.global_step == 4:
+            entry = next(iter(trainer.optimizers[0].state.values()))
+            self.kept = entry["exp_avg"][0], entry["exp_avg_sq"].numpy()
+        elif trainer.global_step > 4:
+            module.run.note(f"shown {trainer.global_step}", [self.kept[0].tolist(), self.kept[1].tolist()])
+
+
+@case
+def shown_states_of_optimizers(run: Run) -> None:
+    model = TwoSteps()
+    model.run = run
+    fit(run, model, callbacks=[ShownStates()], max_epochs=1)
+
+
+class SharedStates(pl.Callback):
+    """Gives one optimizer the state of another of equal parameters: torch copies no tensor, both step it from then on."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+        if trainer.global_step == 6:
+            first, second = trainer.optimizers
+            second.load_state_dict(first.state_dict())
+
+
+class TwoAlike(Manual):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.other = torch.nn.Linear(8, 2)
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.Adam(one.parameters(), lr=0.02) for one in (self.layer, self.other)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loss = F.mse_loss(self.layer(batch[0]) + self.other(batch[0]), batch[1])
+        self.log("loss", loss)
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@case
+def states_shared_by_two_optimizers(run: Run) -> None:
+    fit(run, TwoAlike(), callbacks=[SharedStates()], max_epochs=2)
+
+
 # -- checkpoints -----------------------------------------------------------------------------------------------------------
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
+import sys
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torch_compat.step.optimizers.state import read_exported
+from xlatrain.bridge.tensors.host_copies import is_shown
+from xlatrain.bridge.tensors.live import become_lazy, fetch_from, fetch_nothing, memory_of, read_lazy, unread_lazy
 
 _STATE = operator.attrgetter("state")
 
@@ -57,12 +62,32 @@ def _through(name: str) -> Callable[..., Any]:
 for _name in (
     *("__getitem__", "__setitem__", "__delitem__", "__contains__", "__iter__", "__len__", "__eq__", "__ne__", "__repr__"),
     *("get", "items", "keys", "values", "pop", "popitem", "clear", "update", "setdefault", "copy"),
+    *("__or__", "__ror__", "__ior__", "__reversed__"),
 ):
     setattr(LiveOptimizerState, _name, _through(_name))
 
 
+_OF_ENTRY = 2  # references to a tensor that only its entry has: the entry's and ours
+_Slot = tuple[int, Any, Any]
+"""The place of a tensor: the index of the optimizer, the parameter, the entry's name."""
+
+
+@dataclass(frozen=True, eq=False)
+class _OfToday:
+    """The function that gives a tensor of a state, which user code holds, the values that the state has by now."""
+
+    states: LiveOptimizerStates
+    slot: _Slot
+
+    def __call__(self) -> torch.Tensor:
+        return self.states.value_of(self.slot)
+
+
 class LiveOptimizerStates:
     """The states of a run's optimizers, while their values are on the mesh.
+
+    A tensor of a state that user code holds through steps, alone or in a ``state_dict()`` that was not copied, stays the state's
+    tensor, as in torch, whose optimizers write to it in place.
 
     Args:
         optimizers: torch's optimizers.
@@ -75,7 +100,19 @@ class LiveOptimizerStates:
         self._fetch = fetch
         self._load = load
         self._live = [LiveOptimizerState(one, self._open) for one in self._optimizers]
+        self._held: dict[_Slot, weakref.ref[torch.Tensor]] = {}
+        for index, live in enumerate(self._live):
+            for param, entry in live.own.items():
+                self._follow(index, param, entry)
         self._hide()
+
+    def _follow(self, index: int, param: Any, entry: Any) -> None:
+        """Follow the tensors of an entry from before the run that user code holds."""
+        for key in list(entry) if isinstance(entry, dict) else ():
+            if type(entry[key]) is torch.Tensor and sys.getrefcount(entry[key]) > _OF_ENTRY and not is_shown(entry[key], 1):
+                slot = (index, param, key)
+                self._held[slot] = weakref.ref(entry[key])
+                become_lazy(entry[key], _OfToday(self, slot))
 
     def _hide(self) -> None:
         for optimizer, live in zip(self._optimizers, self._live, strict=True):
@@ -84,32 +121,96 @@ class LiveOptimizerStates:
     def _are_hidden(self) -> bool:
         return all(map(operator.is_, map(_STATE, self._optimizers), self._live))
 
-    def _open(self) -> None:
-        """Bring the states to the host of the optimizers that still have a stand-in: the others' are what user code made them."""
+    def _fetched(self) -> list[Any]:
+        """The optimizers' states as they are on the mesh; the optimizers keep what they have."""
         before = [one.state for one in self._optimizers]
-        if not any(map(operator.is_, before, self._live)):
-            return
-        after = list[Any](before)
         for optimizer, live in zip(self._optimizers, self._live, strict=True):  # entries are written in place
             optimizer.state = defaultdict(dict, {param: copy.copy(entry) for param, entry in live.own.items()})
         try:
             self._fetch()  # writes to all
-            fetched = [one.state for one in self._optimizers]
-            for index, live in enumerate(self._live):
-                if before[index] is live:
-                    read_exported(self._optimizers[index])
-            after = [new if old is live else old for old, live, new in zip(before, self._live, fetched, strict=True)]
-        finally:  # after an error nobody has seen them
-            for optimizer, state in zip(self._optimizers, after, strict=True):
+            return [one.state for one in self._optimizers]
+        finally:
+            for optimizer, state in zip(self._optimizers, before, strict=True):
                 optimizer.state = state
+
+    def _open(self, asking: _Slot | None = None) -> torch.Tensor | None:
+        """Bring the states to the host of the optimizers that still have a stand-in: the others' are what user code made them.
+
+        Args:
+            asking: the place of a tensor whose values are asked for, which are returned.
+        """
+        hidden = [index for index, one in enumerate(self._optimizers) if one.state is self._live[index]]
+        if not hidden:
+            return None
+        fetched, asked = self._fetched(), None
+        for slot, tensor in self._still_held():
+            index, param, key = slot
+            new = fetched[index].get(param, {}).get(key)
+            if index not in hidden or not isinstance(new, torch.Tensor):
+                continue
+            fetched[index][param][key] = tensor
+            if slot is asking:
+                asked = new
+            else:
+                _take(tensor, new)
+        for index in hidden:  # after an error nobody has seen them
+            self._optimizers[index].state = fetched[index]
+        for index in hidden:
+            read_exported(self._optimizers[index])
+        if asked is not None:
+            read_lazy(asked)
+        return asked
+
+    def value_of(self, slot: _Slot) -> torch.Tensor:
+        """An ordinary tensor with the values that a held one has by now."""
+        index, param, key = slot
+        if self._optimizers[index].state is self._live[index]:
+            value = self._open(slot)
+        else:
+            value = self._fetched()[index].get(param, {}).get(key)
+            read_lazy(value)
+        if value is not None:
+            return value
+        held = self._held[slot]()
+        assert held is not None  # who asks has it
+        with torch._C.DisableTorchFunctionSubclass():
+            return held.data
+
+    def _still_held(self) -> list[tuple[_Slot, torch.Tensor]]:
+        return [(slot, tensor) for slot, ref in self._held.items() if (tensor := ref()) is not None]
+
+    def _tensors(self) -> Iterator[tuple[_Slot, torch.Tensor]]:
+        """The tensors of the states that are open."""
+        for index, (optimizer, live) in enumerate(zip(self._optimizers, self._live, strict=True)):
+            for param, entry in () if optimizer.state is live else optimizer.state.items():
+                for key, value in entry.items() if isinstance(entry, dict) else ():
+                    if isinstance(value, torch.Tensor):
+                        yield (index, param, key), value
+
+    def shared(self) -> bool:
+        """Whether two places of states that are open have one tensor: torch's ``load_state_dict`` copies none."""
+        seen = [memory_of(tensor)[0] for _, tensor in self._tensors() if tensor.numel()]
+        return len(set(seen)) < len(seen)
+
+    def shown(self) -> bool:
+        """Whether user code holds a view, or an array, of a tensor of states that are open: it is not told what steps write."""
+        read = (tensor for _, tensor in self._tensors() if unread_lazy(tensor) is None)
+        return any(is_shown(tensor, 1) for tensor in read)
 
     def push(self) -> None:
         """Push to the mesh, before a step, states that user code has seen and may have changed or replaced."""
         if self._are_hidden():
             return
         self._open()
+        for _, tensor in self._tensors():
+            if isinstance(unread_lazy(tensor), _OfToday):
+                read_lazy(tensor)
         self._load()
+        self._held = {slot: weakref.ref(tensor) for slot, tensor in self._tensors()}
         self._hide()
+        for slot, tensor in self._still_held():
+            become_lazy(tensor, _OfToday(self, slot))
+        self._held = {slot: ref for slot, ref in self._held.items() if ref() is not None}
 
     def end(self, *, failed: bool = False) -> bool:
         """The optimizers have their own state again. Whether it is what counts, as user code has seen it; else the mesh has it.
@@ -117,18 +218,33 @@ class LiveOptimizerStates:
         Args:
             failed: a step may have ended with an error, and its donated arrays are gone.
         """
-        opened = not self._are_hidden()
+        opened = not self._are_hidden() or bool(self._still_held())
         try:
             if opened:
                 self._open()
+            for _, tensor in self._still_held():
+                read_lazy(tensor)
         except RuntimeError:
             if not failed:
                 raise
             opened = False
+            for _, tensor in self._still_held():
+                if isinstance(unread_lazy(tensor), _OfToday):
+                    fetch_nothing(tensor)
+        self._held.clear()
         for optimizer, live in zip(self._optimizers, self._live, strict=True):
             if not opened:
                 optimizer.state = live.own  # pyright: ignore[reportAttributeAccessIssue]
         return opened
+
+
+def _take(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Give a held tensor the values, which may be on the mesh still."""
+    if unread_lazy(values) is not None:
+        fetch_from(tensor, values)
+    else:
+        tensor._fetch = lambda: values  # pyright: ignore[reportAttributeAccessIssue]
+        read_lazy(tensor)
 
 
 @contextlib.contextmanager

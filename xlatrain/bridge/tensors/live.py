@@ -508,6 +508,12 @@ def fetch_from(tensor: torch.Tensor, other: torch.Tensor) -> None:
     tensor._fetch = other._fetch  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def fetch_nothing(tensor: torch.Tensor) -> None:
+    """Make a lazy tensor, which :func:`become_lazy` made and nobody has read, the ordinary one that it was."""
+    del tensor._fetch  # pyright: ignore[reportAttributeAccessIssue]
+    tensor.__class__ = torch.Tensor
+
+
 def read_lazy(tensor: torch.Tensor) -> None:
     """Make a lazy tensor an ordinary one now; any other stays as it is."""
     if type(tensor) is LazyTensor:
