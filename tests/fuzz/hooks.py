@@ -285,7 +285,8 @@ def _add_container(parts: _Parts, number: int, feature: str) -> None:
 
 def _add_change(parts: _Parts, name: str) -> None:
     change = CHANGES[name]
-    parts.hooks["module"].setdefault(change.hook, []).append(change.line)
+    for hook, line in ((change.hook, change.line), *change.also):
+        parts.hooks["module"].setdefault(hook, []).append(line)
     if change.init:
         parts.init.append(change.init)
     if change.step:

@@ -118,7 +118,9 @@ def main(devices):
 
 {actions}
     record = {"seen": seen, "weights": {f"{i}.{name}": value for i, part in enumerate(parts)
-        for name, value in part.state_dict().items()}}
+        for name, value in part.state_dict().items()}, "states": [
+        {str(key): {name: one[name] for name in sorted(one)} for key, one in sorted(o.state_dict()["state"].items())}
+        for o in optimizers]}
     return record, fabric
 '''
 
@@ -274,12 +276,178 @@ def _closure(i: int, j: int, k: int) -> str:
 note('closure', optimizers[{i}].step(closure))"""
 
 
+_SAME = "[v.shape for v in parts[{0}].parameters()] == [v.shape for v in parts[{1}].parameters()]"
+_SUMS = "sum(v.double().abs().sum() for s in {}.values() for v in s.values() if isinstance(v, torch.Tensor) and v.ndim)"
+
+
+def _state_of_another(i: int, j: int, k: int) -> str:
+    same = f"type(optimizers[{i}].optimizer) is type(optimizers[{j}].optimizer) and {_SAME.format(i, j)}"
+    return f"if {same}:\n    optimizers[{i}].load_state_dict(optimizers[{j}].state_dict())\n{_train(i, j, k)}\n{_train(j, i, k)}"
+
+
+def _state_back(i: int, j: int, k: int) -> str:
+    return f"""kept = copy.deepcopy(optimizers[{i}].state_dict())
+{_train(i, j, k)}
+{_train(j, i, k)}
+optimizers[{i}].load_state_dict(kept)
+{_train(j, i, k)}
+{_train(i, j, k)}"""
+
+
+def _state_edited(i: int, j: int, k: int) -> str:
+    how = ("value.mul_(0.5)", "value.zero_()", "entry[name] = value * 2", "entry[name] = value.clone()")[k]
+    return f"""for entry in optimizers[{i}].state.values():
+    for name, value in list(entry.items()):
+        if isinstance(value, torch.Tensor) and value.ndim:
+            {how}
+{_train(j, i, k)}
+{_train(i, j, k)}"""
+
+
+def _state_cleared(i: int, j: int, k: int) -> str:
+    how = ("state.clear()", "state.popitem()", f"state.pop(next(iter(parts[{i}].parameters())), None)", "state.clear()")[k]
+    return f"if len(optimizers[{i}].state):\n    optimizers[{i}].{how}\n{_train(j, i, k)}\n{_train(i, j, k)}"
+
+
+def _state_held(i: int, j: int, k: int) -> str:
+    return f"""held = [v for s in optimizers[{i}].state.values() for v in s.values() if isinstance(v, torch.Tensor) and v.ndim]
+{_train(i, j, k)}
+note('held', sum(v.double().abs().sum() for v in held))
+{_train(j, i, k)}
+note('held', sum(v.double().abs().sum() for v in held))"""
+
+
+def _group_edited(i: int, j: int, k: int) -> str:
+    how = (
+        "group['weight_decay'] = 0.1",
+        f"optimizers[{i}].state.pop(group['params'].pop(), None)",
+        "group.update(momentum=0.3) if group.get('momentum') else None",
+        "group.update(betas=(0.5, 0.9)) if 'betas' in group else None",
+    )[k]
+    return f"for group in optimizers[{i}].param_groups:\n    {how}\n{_train(i, j, k)}\n{_train(j, i, k)}"
+
+
+def _group_added(i: int, j: int, k: int) -> str:
+    """Parameters of another module: both optimizers step them from now on."""
+    listed = f"{{id(p) for group in optimizers[{i}].param_groups for p in group['params']}}"
+    return f"""more = [p for p in parts[{j}].parameters() if id(p) not in {listed}]
+if more:
+    optimizers[{i}].add_param_group({{'params': more, 'lr': 0.01}})
+{_ensemble(i, j, k)}
+{_train(j, i, k)}"""
+
+
+def _optimizer_anew(i: int, j: int, k: int) -> str:
+    return f"""optimizers[{i}] = fabric.setup_optimizers(OPTIMIZERS[{k}](parts[{i}].parameters()))
+steps[{i}] = made(parts[{i}], optimizers[{i}])
+{_train(i, j, k)}"""
+
+
+def _joint(i: int, j: int, k: int) -> str:
+    """One optimizer of two modules, beside the two that they have."""
+    return f"""both = dict.fromkeys([*parts[{i}].parameters(), *parts[{j}].parameters()])
+both = fabric.setup_optimizers(OPTIMIZERS[{k}](list(both)))
+for one in (0, {k}):
+    both.zero_grad()
+    loss = F.mse_loss(parts[{i}](batches[one]), goals[one]) + F.mse_loss(parts[{j}](batches[{k}]), goals[{k}])
+    fabric.backward(loss)
+    both.step()
+    note('joint', loss)
+note('joint state', {_SUMS.format("both.state_dict()['state']")})
+{_train(j, i, k)}"""
+
+
+def _swapped(i: int, j: int, k: int) -> str:
+    """Each of two modules is given the parameters of the other: what an optimizer steps is its parameter, wherever that is."""
+    return f"""if {_SAME.format(i, j)} and {i} != {j}:
+    for (_, p), (_, q) in zip(parts[{i}].named_parameters(), parts[{j}].named_parameters()):
+        p.data, q.data = q.data.clone(), p.data.clone()
+{_train(i, j, k)}
+{_train(j, i, k)}"""
+
+
+def _scheduled(i: int, j: int, k: int) -> str:
+    made = (
+        "torch.optim.lr_scheduler.StepLR({}, 1, 0.5)",
+        "torch.optim.lr_scheduler.CosineAnnealingLR({}, 5)",
+        "torch.optim.lr_scheduler.LambdaLR({}, lambda step: 1 / (1 + step))",
+        "torch.optim.lr_scheduler.ExponentialLR({}, 0.8)",
+    )[k].format(f"optimizers[{i}]")
+    return f"""scheduler = {made}
+{_train(i, j, k)}
+scheduler.step()
+kept = copy.deepcopy(scheduler.state_dict())
+{_train(i, j, k)}
+scheduler.step()
+{_train(i, j, k)}
+scheduler.load_state_dict(kept)
+scheduler.step()
+note('rates', scheduler.get_last_lr())
+{_train(i, j, k)}"""
+
+
+def _moving_average(i: int, j: int, k: int) -> str:
+    return f"""average = copy.deepcopy(parts[{i}])
+for one in (0, {k}):
+    train({i}, lambda m: F.mse_loss(m(batches[one]), goals[one]))
+    with torch.no_grad():
+        for name, value in average.state_dict().items():
+            if value.is_floating_point():
+                value.lerp_(parts[{i}].state_dict()[name], 0.3)
+with torch.no_grad():
+    note('average', average(batches[{k}]))
+kept = {{name: value.clone() for name, value in parts[{i}].state_dict().items()}}
+parts[{i}].load_state_dict(average.state_dict())
+{_evaluate(i, j, k)}
+parts[{i}].load_state_dict(kept)
+{_train(i, j, k)}"""
+
+
+def _saved(i: int, j: int, k: int) -> str:
+    state = f"{{'one': parts[{i}], 'optimizer': optimizers[{i}], 'other': optimizers[{j}], 'count': {k}}}"
+    return f"""fabric.save('kept.ckpt', {state})
+{_train(i, j, k)}
+{_train(j, i, k)}
+note('rest', sorted(fabric.load('kept.ckpt', {state})))
+{_train(j, i, k)}
+{_train(i, j, k)}"""
+
+
+def _gradients_kept(i: int, j: int, k: int) -> str:
+    """Zeroed gradients step too; what is missing does not."""
+    return f"""{_train(i, j, k)}
+optimizers[{i}].zero_grad(set_to_none={k % 2 == 1})
+optimizers[{i}].step()
+note('gradients', [p.grad is None for p in parts[{i}].parameters()])"""
+
+
+def _gradient_edited(i: int, j: int, k: int) -> str:
+    how = ("p.grad.mul_(0.5)", "p.grad = p.grad * 0.5", "p.grad = None", "p.grad.data.clamp_(-0.01, 0.01)")[k]
+    return f"""optimizers[{i}].zero_grad()
+fabric.backward(F.mse_loss(parts[{i}](batches[{k}]), goals[{k}]))
+for p in list(parts[{i}].parameters())[:2]:
+    if p.grad is not None:
+        {how}
+optimizers[{i}].step()"""
+
+
+def _inner_optimizer(i: int, j: int, k: int) -> str:
+    """The optimizer itself, which Fabric's wraps."""
+    return f"""kept = copy.deepcopy(optimizers[{i}].optimizer.state_dict())
+{_train(i, j, k)}
+optimizers[{i}].optimizer.load_state_dict(kept)
+{_train(i, j, k)}
+note('inner', {_SUMS.format(f"optimizers[{i}].optimizer.state")})"""
+
+
 ACTIONS: dict[str, Callable[[int, int, int], str]] = {
     action.__name__.removeprefix("_"): action
     for action in (
         *(_train, _look, _evaluate, _score, _target, _adversarial, _copied, _load, _average, _ensemble, _clipped, _accumulated),
         *(_penalty, _frozen, _chained, _input_gradient, _policy, _compiled, _rate, _scaled, _gone, _replaced, _factor, _state),
-        *(_reloaded, _closure),
+        *(_reloaded, _closure, _state_of_another, _state_back, _state_edited, _state_cleared, _state_held, _group_edited),
+        *(_group_added, _optimizer_anew, _joint, _swapped, _scheduled, _moving_average, _saved, _gradients_kept),
+        *(_gradient_edited, _inner_optimizer),
     )
 }
 _PARTS = 3

@@ -15,12 +15,14 @@ class Change(NamedTuple):
         line: what it runs, with ``module`` and ``trainer``.
         init: statements of ``Net.__init__``.
         step: statements of ``training_step`` on the hidden state ``h``, shape ``[batch, 4]``.
+        also: other hooks, and what they run.
     """
 
     hook: str
     line: str
     init: str = ""
     step: str = ""
+    also: tuple[tuple[str, str], ...] = ()
 
 
 _ONCE = "if trainer.global_step == {at} and not hasattr(module, '{name}_done'):\n    module.{name}_done = True\n    "
@@ -91,6 +93,118 @@ CHANGES: dict[str, Change] = {
     "state_loaded": Change("on_train_epoch_end", "trainer.optimizers[0].load_state_dict(trainer.optimizers[0].state_dict())"),
     "model_loaded": Change(
         "on_train_epoch_end", "module.load_state_dict({k: v * 0.9 if v.is_floating_point() else v for k, v in module.state_dict().items()})"
+    ),
+    "state_of_one_back": Change(
+        "on_train_batch_end",
+        "if trainer.global_step in (2, 3): module.state_kept = copy.deepcopy(trainer.optimizers[-1].state_dict())\n"
+        "if trainer.global_step in (5, 7): trainer.optimizers[-1].load_state_dict(module.state_kept)",
+        "self.state_kept = {'state': {}, 'param_groups': []}",
+    ),
+    "states_back": Change(
+        "on_train_epoch_end",
+        "if trainer.current_epoch: [one.load_state_dict(kept) for one, kept in zip(trainer.optimizers, module.states_kept)]\n"
+        "module.states_kept = [copy.deepcopy(one.state_dict()) for one in trainer.optimizers]",
+    ),
+    "snapshot": Change(
+        "on_train_batch_end",
+        "if trainer.global_step == 3:\n"
+        "    module.shot = [copy.deepcopy(module.state_dict()), *[copy.deepcopy(one.state_dict()) for one in trainer.optimizers]]\n"
+        "if trainer.global_step == 6 and module.shot:\n"
+        "    module.load_state_dict(module.shot[0], strict=False)\n"
+        "    for one, kept in zip(trainer.optimizers, module.shot[1:]): one.load_state_dict(kept)",
+        "self.shot = []",
+    ),
+    "state_halved": Change(
+        "on_train_epoch_start",
+        "for one in trainer.optimizers[:1]:\n    for entry in one.state.values():\n        for value in entry.values():\n"
+        "            if isinstance(value, torch.Tensor) and value.ndim: value.mul_(0.5)",
+    ),
+    "state_replaced": Change(
+        "on_train_batch_end",
+        "for entry in trainer.optimizers[-1].state.values():\n    for name, value in list(entry.items()):\n"
+        "        if isinstance(value, torch.Tensor) and value.ndim: entry[name] = value * 0.5",
+    ),
+    "state_held": Change(
+        "on_train_batch_end",
+        "if trainer.global_step == 2: module.held = [v for entry in trainer.optimizers[0].state.values() for v in entry.values()"
+        " if isinstance(v, torch.Tensor) and v.ndim]\n"
+        "SEEN.append([-2, *[float(one.sum()) for one in module.held]])",
+        "self.held = []",
+    ),
+    "state_seen": Change(
+        "on_train_batch_end",
+        "SEEN.append([-3, *[float(v.sum()) for one in trainer.optimizers for entry in one.state_dict()['state'].values()"
+        " for v in entry.values() if isinstance(v, torch.Tensor)]])",
+    ),
+    "decayed": Change("on_train_epoch_end", "trainer.optimizers[-1].param_groups[0]['weight_decay'] += 0.1"),
+    "momentum": Change(
+        "on_train_batch_end",
+        "for one in trainer.optimizers:\n    for group in one.param_groups:\n"
+        "        group.update(betas=(0.5, 0.9)) if 'betas' in group else group.update(momentum=0.3) if group['momentum'] else None",
+    ),
+    "group_replaced": Change(
+        "on_train_epoch_start",
+        "one = trainer.optimizers[0]; one.param_groups[0] = {**one.param_groups[0], 'lr': 0.01 * (1 + trainer.current_epoch)}",
+    ),
+    "group_shortened": Change(
+        "on_train_batch_end",
+        _once("short", "trainer.optimizers[0].state.pop(trainer.optimizers[0].param_groups[0]['params'].pop(), None)"),
+    ),
+    "group_shared": Change(
+        "on_train_batch_end",
+        _once(
+            "shared",
+            "if len(trainer.optimizers) > 1:\n    trainer.optimizers[1].add_param_group("
+            "{'params': [trainer.optimizers[0].param_groups[0]['params'][0]], 'lr': 0.01})",
+        ),
+    ),
+    "parameter_moved": Change(
+        "on_train_batch_end",
+        _once(
+            "moved",
+            "p = trainer.optimizers[0].param_groups[0]['params'].pop()\n"
+            "trainer.optimizers[0].state.pop(p, None)\ntrainer.optimizers[-1].add_param_group({'params': [p], 'lr': 0.03})",
+        ),
+    ),
+    "optimizers_turned": Change("on_train_epoch_end", "trainer.optimizers = trainer.optimizers[::-1]"),
+    "optimizer_anew": Change(
+        "on_train_batch_end",
+        _once("anew", "trainer.optimizers = [torch.optim.SGD(list(module.parameters()), lr=0.03, momentum=0.9), *trainer.optimizers[1:]]"),
+    ),
+    "scheduler_back": Change(
+        "on_train_epoch_end",
+        "for one in trainer.lr_scheduler_configs:\n"
+        "    if trainer.current_epoch: one.scheduler.load_state_dict(module.schedule)\n"
+        "    module.schedule = copy.deepcopy(one.scheduler.state_dict())",
+    ),
+    "averaged": Change(
+        "on_train_batch_end",
+        "with torch.no_grad(): [a.lerp_(b, 0.4) for a, b in zip(module.average.parameters(), module.body.parameters())]\n"
+        "SEEN.append([-4, float(module.average.weight.sum())])",
+        "self.average = copy.deepcopy(self.body).requires_grad_(False)",
+        "h = h + 0.1 * module.average(h).detach()",
+    ),
+    "averaged_outside": Change(
+        "on_train_batch_end",
+        "for name, value in module.body.state_dict().items(): OUTSIDE[name] = OUTSIDE.get(name, value.clone()).lerp(value, 0.3)\n"
+        "if trainer.global_step in (4, 7): module.body.load_state_dict(OUTSIDE)",
+        "globals()['OUTSIDE'] = {}",
+    ),
+    "swapped_to_validate": Change(
+        "on_validation_start",
+        "module.own = {k: v.clone() for k, v in module.state_dict().items()}\n"
+        "module.load_state_dict({k: v * 0.5 if v.is_floating_point() else v for k, v in module.own.items()})",
+        also=(("on_validation_end", "module.load_state_dict(module.own)"),),
+    ),
+    "data_swapped_to_validate": Change(
+        "on_validation_epoch_start",
+        "module.other = [p.data.clone() * 0.5 for p in module.head.parameters()]\n"
+        "for p, q in zip(module.head.parameters(), range(9)): p.data, module.other[q] = module.other[q], p.data",
+        also=(("on_validation_epoch_end", "for p, q in zip(module.head.parameters(), module.other): p.data = q"),),
+    ),
+    "gradient_added": Change(
+        "on_before_optimizer_step",
+        "for p in module.body.parameters(): p.grad = p.grad + 0.01 if p.grad is not None else torch.full_like(p, 0.01)",
     ),
     "pruned": Change("on_train_batch_start", _once("pruned", "prune.l1_unstructured(module.body, 'weight', 0.3)")),
     "weight_norm_removed": Change(
