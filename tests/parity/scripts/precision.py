@@ -173,6 +173,40 @@ def double(run: Run) -> None:
     in_precision(run, "64-true", further=True)
 
 
+class NumbersInDouble(pl.LightningModule):
+    """Numbers of Python's in a step of 64 bits, which a hook changes, and rates that it writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        self.factor = 1 / 3
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = F.cross_entropy(self.layer(batch[0]) * self.factor, batch[1]) / (1.1 + self.current_epoch / 7)
+        loss = loss + self.layer.weight.square().sum() * (batch_idx / 300)
+        self.log("factor", self.factor * batch_idx)
+        self.log("made", torch.tensor(self.factor) / (1 + batch_idx))
+        self.log("of_whole", batch[1].sum() * self.factor)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        one = torch.optim.SGD(self.parameters(), lr=0.1, momentum=1 / 7)
+        return [one], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(one, 1 / 1.3), "interval": "step"}]
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.factor = self.factor * 1.1 + 1 / 9 - float(outputs["loss"].detach()) / 30
+        self.trainer.optimizers[0].param_groups[0]["weight_decay"] = self.factor / 90
+        if batch_idx % 2:
+            self.trainer.optimizers[0].param_groups[0]["lr"] *= 10 / 9
+
+
+@case
+def double_with_numbers(run: Run) -> None:
+    x, y = class_data()
+    run.fit(NumbersInDouble(), run.trainer(max_epochs=2, precision="64-true"), run.loader(x, y))
+
+
 @case
 def bf16_mixed(run: Run) -> None:
     in_precision(run, "bf16-mixed", further=True)

@@ -48,6 +48,7 @@ from xlatrain.bridge.capture.op_log import OpLog
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for
 from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
+from xlatrain.bridge.tensors.dtypes import jax_dtype, torch_dtype
 from xlatrain.bridge.tensors.strides import Geometry, Strides, empty, meet, strides_of
 from xlatrain.cluster.distributed import world
 from xlatrain.step.loss_scale import LossScaler
@@ -412,7 +413,8 @@ def _note_line(error: Exception) -> None:
 
 def _scalar_specs(scaler: LossScaler | None, arrays: Sequence[ArrayForm]) -> list[torch.Tensor]:
     """Shapes and dtypes of the host's inputs: whole numbers, fractions, arrays; if wanted, loss scale and growth tracker."""
-    specs = [((SLOTS,), torch.int64), ((SLOTS,), torch.float32), *((form.shape, form.dtype) for form in arrays)]
+    fractions = torch_dtype(jax_dtype(torch.float64))  # as many bits as XLA has for Python's numbers
+    specs = [((SLOTS,), torch.int64), ((SLOTS,), fractions), *((form.shape, form.dtype) for form in arrays)]
     if scaler is not None:
         specs += [((), torch.float32), ((), torch.int32)]
     return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in specs]

@@ -12,6 +12,7 @@ import torch
 from torch_compat.step.host.host_values import Expression, HostNumbers, HostValues
 from torch_compat.step.host.slots import ValueSlot
 from xlatrain.bridge.tensors.constants import contents_of
+from xlatrain.bridge.tensors.dtypes import jax_dtype
 
 SLOTS = 16
 """How many expressions of each kind (whole, fractional) a step may use in tensor arithmetic."""
@@ -134,7 +135,7 @@ class ScalarPlan:
         return tuple(form for _, form in self.arrays)
 
     def inputs(self, host_values: HostValues) -> tuple[np.ndarray | np.generic, ...]:
-        """The program's inputs: int32[SLOTS], float32[SLOTS] and arrays; none where no counter and no array is an input.
+        """The program's inputs: int32[SLOTS], float32[SLOTS] (float64 with x64) and arrays; none where none is an input.
 
         Before them, where outcomes are assumed, how many of these are known: an int32 scalar.
         """
@@ -142,7 +143,7 @@ class ScalarPlan:
         trusted = () if assumptions is None else (np.int32(assumptions.trusted),)
         if self.is_empty:
             return trusted
-        wholes, fractions = np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32)
+        wholes, fractions = np.zeros(SLOTS, np.int32), np.zeros(SLOTS, jax_dtype(torch.float64))
         for index, expression in enumerate(self.wholes):
             wholes[index] = expression(host_values)
         for index, expression in enumerate(self.fractions):
@@ -157,7 +158,7 @@ def scalar_inputs(given: Sequence[Any], *, without: bool) -> tuple[Any, ...]:
         given: those of :meth:`ScalarPlan.inputs` that are arrays, followed by the graph's other inputs.
         without: no counter is an input (:attr:`ScalarPlan.is_empty`).
     """
-    return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.float32), *given) if without else tuple(given)
+    return (np.zeros(SLOTS, np.int32), np.zeros(SLOTS, jax_dtype(torch.float64)), *given) if without else tuple(given)
 
 
 def _narrow(array: np.ndarray, form: ArrayForm) -> np.ndarray:

@@ -41,7 +41,7 @@ class ScalarTracer:
 
     Args:
         host_values: the counters' values now.
-        wholes, fractions: the traced inputs, int64[SLOTS] and float32[SLOTS].
+        wholes, fractions: the traced inputs, int64[SLOTS] and float32[SLOTS] (float64 with x64).
         arrays: the traced inputs that are arrays, with the dtype that each has for torch.
         loss_scale: loss scaling on traced tensors; None without.
     """
@@ -126,7 +126,7 @@ class ScalarTracer:
         return outcome
 
     def traced(self, expression: Expression, text: str) -> torch.Tensor:
-        """The expression as a traced 0-d tensor: int64 or float32.
+        """The expression as a traced 0-d tensor: int64 or float32 (float64 with x64).
 
         Raises:
             CaptureError: more expressions than there are slots.
@@ -491,4 +491,4 @@ def _as_like(scalar: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return scalar.to(like.dtype)
     if not scalar.is_floating_point() and like.dtype != torch.bool:
         return scalar.to(like.dtype)
-    return scalar
+    return scalar.to(torch.get_default_dtype()) if scalar.dtype == torch.float64 else scalar

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import jax
@@ -30,6 +31,7 @@ from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
 from xlatrain.mesh.pipelining import Pipelining
 
+_DEFAULTS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _IDENTITIES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
@@ -83,6 +85,7 @@ def lower(
     constants = {name: as_numpy(tensor.detach().clone()) for name, tensor in capture.constants.items()}
     turned = images(capture.graph.graph) if platform == "cpu" else frozenset[Node]()
     own = own_differences(capture.graph.graph)
+    made = _made_fractions(capture.graph.graph)
 
     def run(
         inputs: Sequence[Any],
@@ -100,7 +103,8 @@ def lower(
         def compute(node: Node, operands: list[Any], draw: int | jax.Array | None) -> Any:
             if platform == "cpu" and true is None and node.target is torch.ops.aten.bmm.default:
                 operands = unexpanded(node, operands)
-            value = _call(capture, node, operands, draw, found, true, turned=node in turned)
+            with _default_dtype(made[node]) if node in made else contextlib.nullcontext():
+                value = _call(capture, node, operands, draw, found, true, turned=node in turned)
             return zero_of_themselves(value, own[node]) if node in own else value
 
         values = Values(schedule, platform, found, staged, mesh)
@@ -127,6 +131,33 @@ def lower(
         raise AssertionError("a captured graph ends in an output node")
 
     return run
+
+
+def _made_fractions(graph: torch.fx.Graph) -> dict[Node, torch.dtype]:
+    """The ops that make fractions of whole numbers, with what was torch's default dtype when they were captured."""
+    found = {}
+    for node in graph.nodes:
+        promised = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(promised, torch.Tensor) or promised.dtype not in _DEFAULTS:
+            continue
+        given = [one.meta.get("val") for one in node.all_input_nodes]
+        if not any(isinstance(one, torch.Tensor) and (one.is_floating_point() or one.is_complex()) for one in given):
+            found[node] = promised.dtype
+    return found
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Within the block numbers become fractions of ``dtype``."""
+    before = torch.get_default_dtype()
+    if before == dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _hold(start: Recomputation, values: Values) -> None:
