@@ -217,6 +217,11 @@ class StochasticWeightAveraging(Callback):
     # -- the statistics of batch norm layers ---------------------------------------------------------------------------
 
     def _start_statistics(self, trainer: Trainer) -> None:
+        if trainer.fit_loop.max_batches == float("inf"):
+            raise AssertionError(
+                "Iterable-style datasets are not supported: the statistics of batch norm layers are computed over an epoch of a "
+                "known number of batches. Pass limit_train_batches=<an int>, or a dataset with a length"
+            )
         self._reset_batch_norms()
         trainer.fit_loop.max_batches += 1
         self._accumulate_grad_batches = trainer.accumulate_grad_batches

@@ -147,6 +147,18 @@ def stochastic_averaging(run: Run) -> None:
 
 
 @case
+def stochastic_averaging_of_a_stream_with_batch_norm(run: Run) -> None:
+    """Nobody knows of how many batches the epoch of statistics has: an AssertionError when that begins."""
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(torch.utils.data.TensorDataset(*regression_data()))
+
+    trainer = run.trainer(callbacks=[StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)], max_epochs=2)
+    run.fit(Normalised(), trainer, torch.utils.data.DataLoader(Stream(), batch_size=run.batch_size))
+
+
+@case
 def stochastic_averaging_with_batch_norm(run: Run) -> None:
     callback = StochasticWeightAveraging(swa_lrs=[0.005], swa_epoch_start=2)
     trainer = fit_averaged(run, callback, gradient_clip_val=0.5, max_epochs=4)
