@@ -195,7 +195,8 @@ FOLDERS = {
             "capturing converted_names errors gradients patches tensor_parallel",
             "inference_mode parallelize random tensors torchscript",
         ),
-        *("graph_nodes jax_function jax_value pretrained", "loops", "capture", "lower", "lazy_init torch_function", "nnx_module"),
+        *("graph_nodes host_draws jax_function jax_value pretrained", "loops", "capture", "lower"),
+        *("lazy_init torch_function", "nnx_module"),
     ),
 }
 """The order of what is in the two largest packages, lowest first: each line imports the lines above it and nothing of its own."""

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.timeout(3 * PROC
 MESH_BACKENDS = [ONE_DEVICE, EIGHT_DEVICES]
 
 # Scripts about what happens in Python around a step, the same on any mesh: on one device alone.
-ABOUT_THE_HOST = ("calls_again", "cli", "plugins", "surroundings", "ways_of_a_step")
+ABOUT_THE_HOST = ("calls_again", "cli", "draws", "plugins", "surroundings", "ways_of_a_step")
 
 # Cases of the other scripts that are: what they are about is decided by Python, by dtypes as PyTorch captures them, or once the
 # values of a step are there. Of what reaches the mesh (state that is placed, read, replaced or left to eager steps; rows that are

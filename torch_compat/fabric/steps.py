@@ -35,7 +35,7 @@ from torch_compat.step.program_cache import Wanted
 from torch_compat.step.programs import evaluation_program, in_matmul_precision
 from torch_compat.step.step_services import StepServices
 from torch_compat.utilities.host_arrays import to_torch
-from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.errors import BridgeError, CaptureError
 from xlatrain.mesh.sharding import like_parameters
 from xlatrain.step.step import add_gradients
 from xlatrain.xla.compiler_options import compiler_options
@@ -176,7 +176,7 @@ class FabricSteps(MeshStepRunner):
     def differentiable_call(self, call: Call) -> ModuleCall:
         """Call a module whose backward pass may be asked for: that is another program, which computes the call again."""
         self.copy_batches = True  # the backward pass reads the batch once more
-        placed, host = self.place(call.batch), HostValues(HostNumbers(call.numbers))
+        placed, host = self.place(call.batch), HostValues(HostNumbers(call.numbers), drawn={})
         if placed.values is not None:
             placed.values.takes_state = False  # the forward pass may change buffers for which both ask
         one = _PlacedCall(call, self._names_of(call.module, call.method), placed, host)
@@ -184,7 +184,11 @@ class FabricSteps(MeshStepRunner):
         backward = self._backward_variant(one, forward.step)
         state = self.model.state
         inputs = (state.params, state.buffers, state.key, np.int32(-self.count_evaluation()), placed.arrays)
-        written, outputs = self._explained(forward, *inputs, forward.step.scalars.inputs(host))
+        try:
+            written, outputs = self._explained(forward, *inputs, forward.scalars(host))
+        except BridgeError:
+            host.give_back()
+            raise
         if any(written):
             self.take_written(*written)
         indices = forward.step.differentiable
@@ -284,7 +288,7 @@ class FabricSteps(MeshStepRunner):
         params = {name: params[name] if name in used else now[name] for name in params}
         if any(leaf.is_deleted() for leaf in jax.tree.leaves((params, state)) if isinstance(leaf, jax.Array)):
             raise RuntimeError(_MODIFIED)
-        scalars = variant.step.scalars.inputs(host_values)
+        scalars = variant.scalars(host_values)
         return self._explained(variant, params, *state, [*arrays, *cotangents], scalars)
 
     def _add_gradients(self, grads: dict[str, Any]) -> None:

@@ -105,6 +105,11 @@ class Padding:
     numbers: tuple[np.ndarray, np.ndarray]
     forms: BatchForms = field(repr=False)
 
+    @property
+    def step(self) -> CapturedStep:
+        """The step that the program is of."""
+        return self.bucket.step
+
     def arrays(self, batch: PlacedBatch) -> list[Any]:
         """A batch as the program takes it."""
         return [*self.forms.padded(batch, self.bucket.shapes).arrays, *self.numbers]

@@ -30,7 +30,7 @@ from torch_compat.step.placed_batch import BatchForms, PlacedBatch
 from torch_compat.step.planned import Planned
 from torch_compat.step.program_builder import ProgramBuilder
 from torch_compat.step.program_cache import CacheRun, Wanted
-from torch_compat.step.step_services import StepServices
+from torch_compat.step.step_services import StepServices, draws_by_torch
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.errors import BridgeError
@@ -66,6 +66,7 @@ class MeshStepRunner:
         self.copy_batches = False
         self.services = services
         self.planned = Planned.of_environment(mesh)
+        self._by_torch = draws_by_torch(mesh) and self.planned is None
         self.finite: Any = None
         self.fresh: dict[str, Any] = {}
         self.kept_rows: set[str] = set()
@@ -374,7 +375,7 @@ class MeshStepRunner:
         leaves = batch.form.leaves()
         if with_gradients:
             options["gradients"] = {name: self.model.params[name] for name in self.model.state.accumulated}
-        options.update(graphs=self.services.graphs, shared=batch.form.shared, carried=len(batch.carried))
+        options.update(graphs=self.services.graphs, shared=batch.form.shared, carried=len(batch.carried), by_torch=self._by_torch)
         params, buffers = self.model.params, self.model.buffers
         return StepInputs(params, buffers, leaves, batch.spec, call, host_values, self._variants.reading, **options)
 

@@ -159,7 +159,7 @@ class TrainingStep(MeshStep):
         self._carried = state.accumulated
         if self._mode == "split" and self._carried:
             state = dataclasses.replace(state, accumulated={})
-        scalars, arrays = program.step.scalars.inputs(self.host_values), program.arrays(self.batch)
+        scalars, arrays = program.scalars(self.host_values), program.arrays(self.batch)
         args = (state, arrays, scalars, self._hyper) if self._mode == "fused" else (state, arrays, scalars)
         if runner.planned is not None and self._mode != "accumulate":
             program.program = runner.planned.compile(program.program, args, self.batch.size, self._accumulate)
@@ -234,7 +234,7 @@ class UpdatingStep(MeshStep):
         model, step = self._runner.model, program.step
         assumed = bool(step.scalars.assumed)
         hypers = self._host.run(step.optimizers.plan, self.host_values, undoable=program.runs == 0 or assumed)
-        scalars = step.scalars.inputs(self.host_values)
+        scalars = program.scalars(self.host_values)
         if model.state.accumulated and not step.reads_gradients and not assumed:
             model.drop_gradients()
         return (model.state, program.arrays(self.batch), scalars, hypers)
@@ -285,7 +285,7 @@ class EvaluationStep(MeshStep):
 
     def arguments(self, program: CachedProgram) -> tuple[Any, ...]:
         state = self._runner.model.stacked_state(program.stacking)
-        scalars = program.step.scalars.inputs(self.host_values)
+        scalars = program.scalars(self.host_values)
         return (state.params, state.buffers, state.key, self._draws, program.arrays(self.batch), scalars)
 
     def take(self, program: CachedProgram, new: Any, outputs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from jax.sharding import Mesh
 
 from torch_compat.run.report import ExecutorLog
 from torch_compat.step.capture.step_capture import TraceContext
@@ -18,6 +20,9 @@ from torch_compat.step.kept_steps import KeptSteps
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.run_context import StepStrategy
 from xlatrain.bridge.jax_function import CallsJax
+from xlatrain.cluster.distributed import world
+from xlatrain.cluster.launch import ELASTIC
+from xlatrain.mesh.mesh import platform
 from xlatrain.mesh.sharding import ShardingRules
 from xlatrain.mesh.sharding.rules import literal
 
@@ -60,6 +65,16 @@ def place_model(
     rules = with_annotations(strategy.sharding_rules(module), module)
     strategy.placed = kind(module, strategy.mesh, rules, seed, beside)
     return strategy.placed
+
+
+def draws_by_torch(mesh: Mesh) -> bool:
+    """Whether torch draws the random numbers of steps on the host, as stock Lightning does: in one process, on one CPU device.
+
+    Elsewhere stock draws from the generators of its devices, which are not here, or each process draws for its own rows. An
+    elastic run that has one process left goes on with the numbers that it had.
+    """
+    alone = mesh.devices.size == 1 and world().process_count == 1 and ELASTIC not in os.environ
+    return alone and platform(mesh) == "cpu"
 
 
 def with_annotations(rules: ShardingRules, module: torch.nn.Module) -> ShardingRules:

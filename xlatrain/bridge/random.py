@@ -1,11 +1,11 @@
 """Random numbers in a captured step: a stream of numbered draws in place of torch's global generator.
 
 torch's generator is mutable state, a compiled step is a pure function. While a step is captured, every random ATen op is
-decomposed into one of the custom ops defined here, each with a constant *stream index*; their lowerings fold the index into the
-step's key (``keys.py``). Reading and restoring "the state of the generator" reads and restores the index, which is what
-``torch.utils.checkpoint`` needs to recompute the same dropout mask.
+decomposed into one of the custom ops defined here, each with a constant *stream index*. Reading and restoring "the state of the
+generator" reads and restores the index, which is what ``torch.utils.checkpoint`` needs to recompute the same dropout mask.
 
-The values differ from torch's own for the same seed (documented); their distributions do not.
+What an op gives is either drawn by torch before the program runs, from torch's generator (:mod:`xlatrain.bridge.host_draws`), or
+in the program: then its lowering folds the index into the step's key, and the values differ from torch's for the same seed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextvars
 import dataclasses
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
@@ -24,13 +24,38 @@ from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
 
 _LIBRARY = torch.library.Library("xlatrain", "DEF")
-_LIBRARY.define("uniform(SymInt[] size, ScalarType dtype, int index) -> Tensor")
-_LIBRARY.define("normal(SymInt[] size, ScalarType dtype, int index) -> Tensor")
-_LIBRARY.define("randint(SymInt[] size, SymInt low, SymInt high, ScalarType dtype, int index) -> Tensor")
+FILLED = {
+    "uniform": "float low, float high",
+    "normal": "float mean, float std",
+    "log_normal": "float mean, float std",
+    "cauchy": "float median, float sigma",
+    "bernoulli": "float p",
+    "exponential": "float lambd",
+    "geometric": "float p",
+    "randint": "SymInt low, SymInt high",
+    "whole_range": "",
+}
+"""Ops that fill a tensor of a size and strides ([]: contiguous) as the methods of ``torch.Tensor`` do, by their parameters."""
+for _name, _parameters in FILLED.items():
+    _separator = ", " if _parameters else ""
+    _LIBRARY.define(f"{_name}(SymInt[] size, SymInt[] strides, ScalarType dtype, {_parameters}{_separator}int index) -> Tensor")
 _LIBRARY.define("randperm(SymInt n, ScalarType dtype, int index) -> Tensor")
 _LIBRARY.define("poisson(Tensor rate, int index) -> Tensor")
 _LIBRARY.define("binomial(Tensor count, Tensor prob, int index) -> Tensor")
 _LIBRARY.define("gamma(Tensor concentration, int index) -> Tensor")
+
+
+_MANTISSA_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
+
+
+def end_of_range(dtype: torch.dtype) -> int:
+    """The exclusive upper bound of the integers that ``random_()`` draws: the dtype's whole non-negative range; for floating
+    dtypes those that it holds exactly."""
+    if dtype == torch.bool:
+        return 2
+    if dtype.is_floating_point:
+        return 2 ** _MANTISSA_BITS[dtype] + 1
+    return torch.iinfo(dtype).max + 1
 
 
 def draws(target: Any) -> bool:
@@ -39,15 +64,12 @@ def draws(target: Any) -> bool:
     return own and target._schema.arguments[-1].name == "index"
 
 
-@torch.library.register_fake("xlatrain::uniform", lib=_LIBRARY)
-@torch.library.register_fake("xlatrain::normal", lib=_LIBRARY)
-def _fake_of_size(size: Sequence[int], dtype: torch.dtype, index: int) -> torch.Tensor:
+def _fake_filled(size: Sequence[int], strides: Sequence[int], dtype: torch.dtype, *_: Any) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, device="cpu")
 
 
-@torch.library.register_fake("xlatrain::randint", lib=_LIBRARY)
-def _fake_randint(size: Sequence[int], low: int, high: int, dtype: torch.dtype, index: int) -> torch.Tensor:
-    return torch.empty(size, dtype=dtype, device="cpu")
+for _name in FILLED:
+    torch.library.register_fake(f"xlatrain::{_name}", _fake_filled, lib=_LIBRARY)
 
 
 @torch.library.register_fake("xlatrain::randperm", lib=_LIBRARY)
@@ -66,16 +88,34 @@ def _fake_binomial(count: torch.Tensor, prob: torch.Tensor, index: int) -> torch
     return torch.empty_like(count, memory_format=torch.contiguous_format)
 
 
+class Move(NamedTuple):
+    """A read of the state of a stream, or, with ``to``, its setting to what the read of that place among the moves gave.
+
+    Attributes:
+        index: the number that the next draw would have got.
+        to: None for a read.
+    """
+
+    index: int
+    to: int | None = None
+
+
 class RandomStream:
     """Numbers the random draws of one captured step, 0, 1, 2, …: ``with RandomStream() as stream, virtual_rng_state(): …``
+
+    Args:
+        by_torch: whether what is drawn is to be torch's own numbers: its ops become those that torch runs on the CPU.
 
     Attributes:
         index: the number that the next draw gets.
         used: whether anything random was drawn.
+        moves: when its state was read and set.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_torch: bool = False) -> None:
+        self.by_torch = by_torch
         self.index = 0
+        self.moves: list[Move] = []
         self.used = False
         self._tokens: list[contextvars.Token[RandomStream | None]] = []
 
@@ -94,6 +134,24 @@ class RandomStream:
         _STREAM.reset(self._tokens.pop())
 
 
+_BY_TORCH: contextvars.ContextVar[bool] = contextvars.ContextVar("xlatrain_drawn_by_torch", default=False)
+
+
+@contextlib.contextmanager
+def drawing_by_torch(by_torch: bool) -> Iterator[None]:
+    """Within the block, the numbers of functions that are captured are to be torch's own, or need not be."""
+    token = _BY_TORCH.set(by_torch)
+    try:
+        yield
+    finally:
+        _BY_TORCH.reset(token)
+
+
+def stream_of_capture() -> RandomStream:
+    """The stream of a function that is captured now."""
+    return RandomStream(by_torch=_BY_TORCH.get())
+
+
 _STREAM: contextvars.ContextVar[RandomStream | None] = contextvars.ContextVar("xlatrain_random_stream", default=None)
 
 
@@ -104,6 +162,18 @@ def _stream() -> RandomStream:
             "a random op was captured without a stream; wrap the capture in `with RandomStream(), virtual_rng_state():`"
         )
     return stream
+
+
+def drawn_by_torch() -> bool:
+    """Whether the numbers of the step that is being captured are to be torch's own."""
+    stream = _STREAM.get()
+    return stream is not None and stream.by_torch
+
+
+def moves() -> str:
+    """How the step that is being captured has read and set the state of the generator, which no op tells."""
+    stream = _STREAM.get()
+    return "" if stream is None else " ".join("read" if move.to is None else str(move.to) for move in stream.moves)
 
 
 def next_index() -> int:
@@ -126,9 +196,15 @@ def continue_at(index: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RngState:
-    """The return value of ``torch.get_rng_state()`` inside a captured step: the position in the stream, not bytes."""
+    """The return value of ``torch.get_rng_state()`` inside a captured step: the position in the stream, not bytes.
+
+    Attributes:
+        index: the number of the draw that comes next.
+        read: the number of the move that read it.
+    """
 
     index: int
+    read: int
 
 
 def refusal(reason: str, fix: str) -> CaptureError:
@@ -138,7 +214,9 @@ def refusal(reason: str, fix: str) -> CaptureError:
 
 
 def _get_rng_state() -> RngState:
-    return RngState(_stream().index)
+    stream = _stream()
+    stream.moves.append(Move(stream.index))
+    return RngState(stream.index, len(stream.moves) - 1)
 
 
 def _set_rng_state(new_state: Any) -> None:
@@ -147,7 +225,10 @@ def _set_rng_state(new_state: Any) -> None:
             "torch.set_rng_state takes only what torch.get_rng_state returned in the same step",
             "set the state of torch's generator outside of the step (a hook such as on_train_batch_start)",
         )
-    _stream().index = new_state.index
+    stream = _stream()
+    stream.moves.append(Move(stream.index, new_state.read))
+    if not stream.by_torch:  # else numbers that are drawn again get theirs when all are known
+        stream.index = new_state.index
 
 
 def _refused(name: str) -> Callable[..., Any]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
+from xlatrain.bridge import host_draws
 
 
 def loader(rows: int = 32, batch_size: int = 2) -> DataLoader:
@@ -16,6 +20,14 @@ def loader(rows: int = 32, batch_size: int = 2) -> DataLoader:
     return DataLoader(
         TensorDataset(torch.randn(rows, 4, generator=generator), torch.randn(rows, 1, generator=generator)), batch_size
     )
+
+
+@contextlib.contextmanager
+def drawing_in_programs() -> Iterator[None]:
+    """Random numbers of steps are those of a mesh, also on one device, where torch would draw them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_draws, "MOST_BYTES", 0)
+        yield
 
 
 class Net(LightningModule):

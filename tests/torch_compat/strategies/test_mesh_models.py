@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from tests.torch_compat.strategies.small import trainer
+from tests.torch_compat.strategies.small import drawing_in_programs, trainer
 from torch_compat import LightningModule
 from torch_compat.strategies import MeshStrategy
 
@@ -149,7 +149,8 @@ def test_losses_weights_and_buffers_of_one_device(make: type[nn.Module]) -> None
             strategy = MeshStrategy(axes, rules=alternating(module), tensor_parallel_plan={})
         one = trainer(devices=8 if axes else 1, strategy=strategy, precision="64-true", gradient_clip_val=0.1)
         torch.manual_seed(7)
-        one.fit(module, DataLoader(TensorDataset(*module.model.data()), BATCH // 4 if axes else BATCH))
+        with drawing_in_programs():
+            one.fit(module, DataLoader(TensorDataset(*module.model.data()), BATCH // 4 if axes else BATCH))
         trained.append(module)
     on_one, on_cube = trained
     tolerance = 1e-7 if make is Experts else 1e-12

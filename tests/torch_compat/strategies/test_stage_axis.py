@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from tests.torch_compat.strategies.small import trainer
+from tests.torch_compat.strategies.small import drawing_in_programs, trainer
 from torch_compat import LightningModule
 from torch_compat.strategies import MeshStrategy
 
@@ -76,7 +76,8 @@ def trained(axes: dict[str, int] | None, rows: int, ckpt: Path | None = None, **
 
 @pytest.fixture(scope="module")
 def on_one_device() -> tuple[GPT, Any]:
-    return trained(None, 32)
+    with drawing_in_programs():
+        return trained(None, 32)
 
 
 def assert_same(found: tuple[GPT, Any], expected: tuple[GPT, Any]) -> None:

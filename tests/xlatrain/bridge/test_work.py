@@ -68,6 +68,7 @@ def test_pairs_of_a_band() -> None:
 _WITHOUT_PRODUCTS = {
     *("barrier", "split_rows", "split_features", "whole_over_fsdp", "to_host", "to_device", "update", "ctc_loss", "jax_value"),
     *("normal", "uniform", "randint", "randperm", "gamma", "poisson", "binomial", "trunc_normal_"),
+    *("log_normal", "cauchy", "bernoulli", "exponential", "geometric", "whole_range"),
     *("rows_of_features", "features_of_rows"),
 }
 _BY_THEIR_REQUEST = {"attention", "banded_attention", "dropout_attention"}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.placed_batch import PlacedBatch
+from xlatrain.bridge.host_draws import HostDraws
 from xlatrain.bridge.tensors.constants import BakedTensor
 from xlatrain.host.malloc import Block
 from xlatrain.step.stacking import Stacking
@@ -77,6 +81,11 @@ Build = Callable[[CapturedStep, PlacedBatch], Built]
 class BatchPadding(Protocol):
     """How a program takes batches that are smaller than its own."""
 
+    @property
+    def step(self) -> CapturedStep:
+        """The step that the program is of."""
+        ...
+
     def arrays(self, batch: PlacedBatch, /) -> list[Any]: ...
 
 
@@ -144,10 +153,32 @@ class CachedProgram:
 
     def draw(self, host_values: HostValues) -> None:
         """Make the random draws of the step, so that they can be taken back where something else may have to run for them."""
-        draws, may_fail = self.step.scalars.draws, bool(self.step.scalars.assumed) or self.runs == 0
+        draws = self.step.scalars.draws
         host_values.take_back = None
         if draws:
-            host_values.take_back = (draws.try_out if may_fail else draws.make)(host_values.numbers)
+            host_values.take_back = (draws.try_out if self._may_be_taken_back else draws.make)(host_values.numbers)
+
+    def scalars(self, host_values: HostValues) -> tuple[Any, ...]:
+        """The host's numbers as its program takes them, among them those that torch draws now."""
+        given, host_draws = self.step.scalars.inputs(host_values), self._host_draws
+        if host_draws is None:
+            return given
+        if self._may_be_taken_back:
+            host_values.take_back_too(functools.partial(torch.set_rng_state, torch.get_rng_state()))
+        true = self.step.capture.host_draws
+        assert true is not None
+        place = 1 if self.step.scalars.assumed else 0
+        return (*given[:place], host_draws.make(true, host_values.drawn), *given[place:])
+
+    @functools.cached_property
+    def _host_draws(self) -> HostDraws | None:
+        """The draws that are inputs of its program."""
+        return (self.step if self.padding is None else self.padding.step).capture.host_draws
+
+    @property
+    def _may_be_taken_back(self) -> bool:
+        """Whether something else may have to run for the draws that are made for it."""
+        return bool(self.step.scalars.assumed) or self.runs == 0
 
     def rescan(self) -> None:
         """Compare the tensors in the graph, as a pass over batches begins: they may have changed since the last pass."""

@@ -21,6 +21,7 @@ from torch_compat.step.host.slots import BatchSlot, TensorSlot, ValueSlot, indic
 from torch_compat.step.kept_graphs import KeptGraph
 from xlatrain.bridge.capture.capture import Capture, Recording, TensorSpec
 from xlatrain.bridge.capture.updates import use_updates
+from xlatrain.bridge.host_draws import HostDraws, use_drawn
 from xlatrain.bridge.lower.index_checks import IndexCheck, IndexFindings, checks_are_on, index_checks
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.mesh.mesh import platform
@@ -114,6 +115,7 @@ class CapturedStep(StepRun):
         """A digest that is equal for steps that one program can serve, for batches of one form and no :attr:`reads_gradients`."""
         constants = "".join(map(text_of_constant, self.capture.constants.values()))
         made_for = (self.optimizers.fingerprint(), self.scalars.outcomes, self.scalars.is_empty, self.scalars.array_forms)
+        made_for += (self.capture.host_draws and tuple(self.capture.host_draws.draws.items()),)
         text = f"{self.capture.computation}{constants}{self.capture.result}{made_for}"
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -179,14 +181,18 @@ class CapturedStep(StepRun):
         graph_inputs = functools.partial(scalar_inputs, without=self.scalars.is_empty)
         checks = self.index_checks
         assumed = self.scalars.outcomes
+        host_draws = capture.host_draws
 
         def gradients(params: Any, buffers: Any, batch: Sequence[jax.Array], key: jax.Array, scalars: Any) -> GradientOutput:
             trusted, scalars = _trusted(assumed, scalars)
+            drawn, scalars = _drawn(host_draws, scalars)
             state = [*(params[name] for name in param_names), *(buffers[name] for name in buffer_names)]
             batch, numbers = _with_numbers(capture, batch)
             inputs = [*state, *batch, *graph_inputs(scalars)]
             findings = IndexFindings(checks)
-            arrays = [x if i in gradients_of else as_array(x) for i, x in enumerate(run(inputs, key, findings, numbers))]
+            with use_drawn(host_draws, drawn):
+                given = run(inputs, key, findings, numbers)
+            arrays = [x if i in gradients_of else as_array(x) for i, x in enumerate(given)]
             found = capture.unflatten(arrays)
             checked, in_range = findings.packed()
             outputs = (pack_scalars([*found["scalars"], *checked]), found["values"])
@@ -203,11 +209,12 @@ class CapturedStep(StepRun):
                 name; params and grads are those of the parameters that have a gradient; ``skip`` is None or a bool scalar.
         """
         run = lower(self.capture, **_of_mesh(mesh))
-        calls, assumed = self.optimizers.calls, self.scalars.outcomes
+        calls, assumed, host_draws = self.optimizers.calls, self.scalars.outcomes, self.capture.host_draws
 
         def function(state: TrainState, batch: Sequence[jax.Array], key: jax.Array, scalars: Any, hypers: Any) -> UpdatedOutput:
             opt_state = state.opt_state
             trusted, scalars = _trusted(assumed, scalars)
+            drawn, scalars = _drawn(host_draws, scalars)
 
             def update_call(
                 call: int, params: Sequence[jax.Array], grads: Sequence[jax.Array], skip: jax.Array | None
@@ -222,7 +229,7 @@ class CapturedStep(StepRun):
             own = [opt_state[name][str(index)][path] for index, name, path in self.state_keys]
             carried = [state.accumulated.get(name) for name in self.gradient_names]  # None: without use
             findings = IndexFindings(self.index_checks)
-            with use_updates(update_call):
+            with use_updates(update_call), use_drawn(host_draws, drawn):
                 batch, numbers = _with_numbers(self.capture, batch)
                 given = [*values, *batch, *scalar_inputs(scalars, without=self.scalars.is_empty), *own, *carried]
                 found = self.capture.unflatten(run(given, key, findings, numbers))
@@ -244,6 +251,11 @@ def _with_numbers(capture: Capture, batch: Sequence[Any]) -> tuple[Sequence[Any]
 def _trusted(assumed: Sequence[int], scalars: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     """How many outcomes are known (int32 scalar; None where nothing is assumed), and the other scalars."""
     return (scalars[0], scalars[1:]) if assumed else (None, scalars)
+
+
+def _drawn(host_draws: HostDraws | None, scalars: Sequence[Any]) -> tuple[Sequence[jax.Array], Sequence[Any]]:
+    """The numbers that the host has drawn, and the other scalars."""
+    return ((), scalars) if host_draws is None else (scalars[0], scalars[1:])
 
 
 def _outcomes(assumed: Sequence[int], found: Sequence[jax.Array], trusted: jax.Array | None) -> Outcomes | None:

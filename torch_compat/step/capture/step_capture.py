@@ -48,6 +48,7 @@ from xlatrain.bridge.capture.op_log import OpLog
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for
 from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
+from xlatrain.bridge.random import drawing_by_torch
 from xlatrain.bridge.tensors.dtypes import jax_dtype, torch_dtype
 from xlatrain.bridge.tensors.strides import Geometry, Strides, empty, meet, strides_of
 from xlatrain.cluster.distributed import world
@@ -80,6 +81,7 @@ class StepInputs:
         offsets: how it takes places that are known before it.
         shared: which of the leaves have the memory of others.
         carried: how many of the leaves, its last, are tensors that it carries from batch to batch.
+        by_torch: whether torch draws its random numbers, on the host.
     """
 
     params: Mapping[str, torch.Tensor]
@@ -100,6 +102,7 @@ class StepInputs:
     offsets: MovingOffsets = field(default_factory=MovingOffsets)
     shared: Sequence[SharedMemory] = ()
     carried: int = 0
+    by_torch: bool = False
 
     @property
     def form(self) -> Hashable:
@@ -322,7 +325,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         list((inputs.states or {}).values()),
         [_spec(gradient) for gradient in inputs.gradients.values()],
     )
-    with _naming_the_line(), said_once(), torch.set_grad_enabled(spec.grad):
+    with _naming_the_line(), said_once(), torch.set_grad_enabled(spec.grad), drawing_by_torch(inputs.by_torch):
         recording = _RUNS[way](run_on_fakes, *arguments)
     return StepRun(
         ops=ops,

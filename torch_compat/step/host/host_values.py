@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ class HostValues:
         batch: the tensors of the batch as the host has them; None where its values are not to be had.
         assumptions: the outcomes of the step that are known or guessed; None where it may not be captured for outcomes.
         take_back: takes back the random draws that were made for the program that is about to run, where they may have to be.
+        drawn: numbers that torch has drawn for it, by the number of the draw, where a second program needs the same.
     """
 
     numbers: HostNumbers
@@ -72,6 +75,18 @@ class HostValues:
     batch: BatchValues | None = None
     assumptions: Assumptions | None = None
     take_back: Callable[[], None] | None = None
+    drawn: dict[int, torch.Tensor] | None = None
+
+    def take_back_too(self, take_back: Callable[[], None]) -> None:
+        """Let random draws be taken back besides those that are."""
+        before = self.take_back
+
+        def both() -> None:
+            take_back()
+            if before is not None:
+                before()
+
+        self.take_back = both
 
     def give_back(self) -> None:
         """The program for which random draws were made is not the one that counts, or there is none: nothing has been drawn."""

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.patches import patched
-from xlatrain.bridge.random import next_index
+from xlatrain.bridge.random import drawn_by_torch, next_index
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale) -> (Tensor, Tensor)")
@@ -152,6 +152,8 @@ def _is_one_op(
     if query.dtype not in (*_HALF, torch.float32) or not query.dtype == key.dtype == value.dtype:
         return False
     if query.dtype == torch.float32 and not (_float32.get() or _is_large(query, key)):
+        return False
+    if dropout_p > 0 and drawn_by_torch():  # which draws for the probabilities, kept as the decomposition keeps them
         return False
     if not 0 <= dropout_p < 1 or (is_causal and mask is not None) or inside_functorch() or forward_ad._current_level >= 0:
         return False

@@ -55,7 +55,8 @@ class GraphNumbers:
                     rest.append(type(leaf))
                 else:
                     rest.append(("node", places[leaf]) if isinstance(leaf, Node) else repr(leaf))
-        facts = (repr(capture.result), capture.uses_random, tuple(capture.constants))
+        drawn = capture.host_draws and tuple((number, draw.method) for number, draw in capture.host_draws.draws.items())
+        facts = (repr(capture.result), capture.uses_random, drawn, tuple(capture.constants))
         return cls((*facts, *rest), tuple(numbers), tuple(is_size))
 
 

@@ -50,12 +50,13 @@ from xlatrain.bridge.capture.tracebacks import recorded_tracebacks, user_line_of
 from xlatrain.bridge.capture.tree_maps import direct_tree_maps
 from xlatrain.bridge.capture.vocabulary import pick_from_vocabularies
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
+from xlatrain.bridge.host_draws import HostDraws
 from xlatrain.bridge.inference_mode import without_inference_mode
 from xlatrain.bridge.loops.rolling import copies_to_roll, roll
 from xlatrain.bridge.loops.schedule import Schedule, unrolled
 from xlatrain.bridge.loops.staging import Staged, stage
 from xlatrain.bridge.patches import patched
-from xlatrain.bridge.random import RandomStream, virtual_rng_state
+from xlatrain.bridge.random import RandomStream, drawn_by_torch, stream_of_capture, virtual_rng_state
 from xlatrain.bridge.tensors.strides import Strides, strides_of
 from xlatrain.host.garbage import uncollected
 from xlatrain.mesh.pipelining import Pipelining
@@ -91,6 +92,7 @@ class Capture:
         result: the function's result with an ``int`` wrapped in :class:`Output` in place of each tensor.
         constants: tensors that the function used without receiving them, by the graph's attribute name.
         uses_random: True when the graph draws random numbers.
+        host_draws: those that torch draws before the program runs; None: the program draws all.
         bounds: what changes in it, where its sizes are bounds of the true ones, which its program is told.
     """
 
@@ -100,6 +102,7 @@ class Capture:
     result: Any
     constants: dict[str, torch.Tensor] = field(repr=False)
     uses_random: bool
+    host_draws: HostDraws | None = field(default=None, repr=False)
     bounds: Bounds | None = field(default=None, repr=False)
     _staged: dict[Pipelining, Staged] = field(default_factory=dict, repr=False, compare=False)
 
@@ -199,7 +202,7 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
     """
     call = FlatCall(args)
     result: Any = None
-    stream = RandomStream()
+    stream = stream_of_capture()
 
     def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
         nonlocal result
@@ -208,7 +211,7 @@ def capture(fn: Callable[..., Any], *args: Any) -> Capture:
 
     with stream, virtual_rng_state(), _capture_backends(), _named_failures():
         graph = _traced(flat, call.fakes, stream)
-    return _finish(graph, call.fakes, result, uses_random=stream.used)
+    return _finish(graph, call.fakes, result, stream)
 
 
 class Recording:
@@ -244,7 +247,7 @@ def record(fn: Callable[..., Any], *args: Any) -> Recording:
         NotRecordable: it may have run, but :func:`capture` must run it again: it is more than its ops on plain tensors, or it
             raised, which may be for want of a fake result that :func:`capture` does not need.
     """
-    stream = RandomStream()
+    stream = stream_of_capture()
     with stream, virtual_rng_state(), _capture_backends(), _uncollected(), _not_recordable():
         run, result = _run_recorded(fn, args, stream)
 
@@ -252,7 +255,7 @@ def record(fn: Callable[..., Any], *args: Any) -> Recording:
         with stream, virtual_rng_state(), _capture_backends(), _uncollected():
             with _not_recordable():
                 graph, fakes = _replayed(*run.pop(), args, stream)  # popped: all is let go of before garbage is looked for
-            return _finish(graph, fakes, result, uses_random=stream.used)
+            return _finish(graph, fakes, result, stream)
 
     return Recording(make)
 
@@ -272,7 +275,7 @@ def capture_part(fn: Callable[..., Any], *args: Any) -> Capture:
 
     with _disable_current_modes(), unanswered(), RandomStream() as stream:
         graph = _traced(flat, call.fakes, stream)
-    return _finish(graph, call.fakes, result, uses_random=stream.used)
+    return _finish(graph, call.fakes, result, stream)
 
 
 @contextlib.contextmanager
@@ -336,7 +339,7 @@ def _count_draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
         args, kwargs = call.args_with(tensors)
         return [one for one in pytree.tree_leaves(func(*args, **kwargs)) if isinstance(one, torch.Tensor)]
 
-    with _disable_current_modes(), torch.no_grad(), RandomStream() as stream:
+    with _disable_current_modes(), torch.no_grad(), RandomStream(by_torch=drawn_by_torch()) as stream:
         _traced(flat, call.fakes, stream)
     return stream.index
 
@@ -349,7 +352,7 @@ def rehearse(fn: Callable[..., Any], *args: Any) -> None:
     """
     call = FlatCall(args)
     with (
-        RandomStream(),
+        stream_of_capture(),
         virtual_rng_state(),
         _capture_backends(),
         _named_failures(),
@@ -361,8 +364,9 @@ def rehearse(fn: Callable[..., Any], *args: Any) -> None:
         fn(*call.args_with(call.fakes))
 
 
-def _finish(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], result: Any, *, uses_random: bool) -> Capture:
+def _finish(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], result: Any, stream: RandomStream) -> Capture:
     """The capture of a traced graph, whose ``fakes`` are its inputs: cleaned, checked and compiled to Python."""
+    host_draws = HostDraws.of(graph.graph, stream)
     without_needless_transfers(graph.graph)
     _drop_dead(graph.graph)
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
@@ -374,7 +378,7 @@ def _finish(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], result: 
     (returned,) = graph.graph.output_node().args
     outputs = tuple(TensorSpec.from_tensor(node.meta["val"]) for node in cast(Any, returned))
     inputs = tuple(TensorSpec.from_tensor(fake) for fake in fakes)
-    return Capture(graph, inputs, outputs, result, constants, uses_random)
+    return Capture(graph, inputs, outputs, result, constants, stream.used, host_draws)
 
 
 def _drop_dead(graph: torch.fx.Graph) -> None:

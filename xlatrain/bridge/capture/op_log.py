@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from xlatrain.bridge.capture.op_facts import OpFacts, OpMode
 from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.random import drawn_by_torch, moves
 from xlatrain.bridge.tensors.constants import SMALL, contents_of
 
 
@@ -76,6 +77,7 @@ class OpLog(OpMode):
         self._kept: list[torch.Tensor] = []  # an id must not be used twice
         self.outside: list[torch.Tensor] = []
         self.by_identity = False
+        self._seeded = False
         self._outside: set[int] = set()  # storages
         self._recorder: OpRecorder | None = None
         for tensor in inputs:
@@ -133,7 +135,8 @@ class OpLog(OpMode):
                 self._number(leaf)
 
     def check_written(self, facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Refuse what a graph cannot do."""
+        """Refuse what a graph cannot do, and note whether anything is drawn."""
+        self._seeded |= facts.seeded
         if not self._outside or not facts.mutable:
             return
         for tensor in written_by(facts.func, args, kwargs):
@@ -159,6 +162,8 @@ class OpLog(OpMode):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         others = [_OPERAND if isinstance(leaf, torch.Tensor) else argument_text(leaf, "the result") for leaf in leaves]
         self.note_call("\n".join([f"result {structure}", *others]), tensors)
+        if self._seeded:  # of a run that draws nothing the graph is the same
+            self._words.append(f"drawn {'by torch' if drawn_by_torch() else 'in the program'}, {moves()}")
         self._hash_words()
         return self._hash.hexdigest()
 

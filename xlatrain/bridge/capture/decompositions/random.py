@@ -1,17 +1,17 @@
 """Random ATen ops, in their functional forms, in terms of the numbered draws of ``bridge/random.py``.
 
-Each function has the signature of the op that it decomposes and follows the distribution that torch documents for it. Values
-are drawn in the dtype of the result, except where a comparison decides (bernoulli, multinomial): there in float32, so that a
-probability is not rounded to bfloat16's 8 bits.
+Each function has the signature of the op that it decomposes, and draws what torch's own CPU kernel draws for it, in the same
+order: only where the kernel draws as many numbers as the values say (poisson, binomial, gamma, rrelu), it is something else.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 import xlatrain.bridge.random as random
 
@@ -53,47 +53,59 @@ def _no_generator(generator: torch.Generator | None) -> None:
         )
 
 
-def _uniform(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Draw from [0, 1): a tensor of ``size`` and a floating or complex ``dtype``, with the next number of a draw."""
-    if dtype.is_complex:
-        real = dtype.to_real()
-        return torch.complex(_uniform(size, real), _uniform(size, real))
-    return draws.uniform(list(size), dtype, random.next_index())
+class _Form(NamedTuple):
+    """The form of a tensor that is filled; ``strides`` are [] where it is contiguous."""
+
+    size: Sequence[int]
+    strides: Sequence[int]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> _Form:
+        """The form of ``tensor``: what torch draws for which element depends on how they lie in memory."""
+        strides = [] if tensor.is_contiguous() else list(tensor.stride())
+        return cls(list(tensor.shape), strides, dtype or tensor.dtype)
+
+    @classmethod
+    def new(cls, size: Sequence[int], dtype: torch.dtype | None = None) -> _Form:
+        """The form of a new tensor."""
+        return cls(list(size), [], dtype or torch.get_default_dtype())
+
+    @classmethod
+    def like(cls, tensor: torch.Tensor, dtype: torch.dtype | None, placement: dict[str, Any]) -> _Form:
+        """The form of what ``torch.empty_like`` makes."""
+        memory = placement.get("memory_format") or torch.preserve_format
+        if memory == torch.preserve_format and tensor.is_contiguous():
+            return cls.of(tensor, dtype)
+        with _disable_current_modes():
+            alike = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
+            return cls.of(torch.empty_like(alike, memory_format=memory), dtype or tensor.dtype)
 
 
-def _normal(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Draw from the standard normal: a tensor of ``size`` and a floating or complex ``dtype``, with the next number of a draw."""
-    if dtype.is_complex:
-        # torch's complex normal has unit variance: real and imaginary part have 1/2 each
-        real = dtype.to_real()
-        return torch.complex(_normal(size, real), _normal(size, real)) * math.sqrt(0.5)
-    return draws.normal(list(size), dtype, random.next_index())
+def _fill(op: Any, form: _Form, *parameters: float) -> torch.Tensor:
+    """Draw for a tensor of a form, with the next number of a draw."""
+    return op(form.size, form.strides, form.dtype, *parameters, random.next_index())
 
 
-def _randint(size: Sequence[int], low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
-    """Draw integers from ``low`` to ``high - 1``, with the next number of a draw."""
-    return draws.randint(list(size), low, high, dtype, random.next_index())
+def _uniform(form: _Form, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
+    """Draw from [low, high), in a floating or complex dtype."""
+    if form.dtype.is_complex:  # torch fills the real view
+        return torch.view_as_complex(_fill(draws.uniform, _Form.new((*form.size, 2), form.dtype.to_real()), low, high))
+    return _fill(draws.uniform, form, low, high)
 
 
-def _affine(draw: torch.Tensor, scale: float | torch.Tensor, shift: float | torch.Tensor) -> torch.Tensor:
-    """``draw * scale + shift`` without the steps that change nothing."""
-    scaled = draw if isinstance(scale, (int, float)) and scale == 1 else draw * scale
-    return scaled if isinstance(shift, (int, float)) and shift == 0 else scaled + shift
-
-
-def _positive_uniform(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Draw from (0, 1], for logarithms."""
-    return 1 - _uniform(size, dtype)
-
-
-def _float_dtype(dtype: torch.dtype) -> torch.dtype:
-    return dtype if dtype.is_floating_point else torch.get_default_dtype()
+def _normal(form: _Form, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
+    """Draw from a normal distribution, in a floating or complex dtype."""
+    if form.dtype.is_complex:  # of the variance ``std**2``: real and imaginary part have 1/2 each
+        drawn = _fill(draws.normal, _Form.new((*form.size, 2), form.dtype.to_real()), 0.0, std / math.sqrt(2))
+        return torch.view_as_complex(drawn) if mean == 0 else torch.view_as_complex(drawn) + mean
+    return _fill(draws.normal, form, mean, std)
 
 
 @_decomposes("rand.default", "rand.names")
 def rand(size: Sequence[int], *, dtype: torch.dtype | None = None, generator: Any = None, **_placement: Any) -> torch.Tensor:
     _no_generator(generator)
-    return _uniform(size, dtype or torch.get_default_dtype())
+    return _uniform(_Form.new(size, dtype))
 
 
 @_decomposes("rand.generator")
@@ -102,21 +114,21 @@ def rand_generator(size: Sequence[int], *, generator: Any, dtype: torch.dtype | 
 
 
 @_decomposes("rand_like.default", "rand_like.generator")
-def rand_like(like: torch.Tensor, *, dtype: torch.dtype | None = None, generator: Any = None, **_placement: Any) -> torch.Tensor:
+def rand_like(like: torch.Tensor, *, dtype: torch.dtype | None = None, generator: Any = None, **placement: Any) -> torch.Tensor:
     _no_generator(generator)
-    return _uniform(like.shape, dtype or like.dtype)
+    return _uniform(_Form.like(like, dtype, placement))
 
 
 @_decomposes("randn.default", "randn.generator", "randn.names")
 def randn(size: Sequence[int], *, dtype: torch.dtype | None = None, generator: Any = None, **_placement: Any) -> torch.Tensor:
     _no_generator(generator)
-    return _normal(size, dtype or torch.get_default_dtype())
+    return _normal(_Form.new(size, dtype))
 
 
 @_decomposes("randn_like.default", "randn_like.generator")
-def randn_like(like: torch.Tensor, *, dtype: torch.dtype | None = None, generator: Any = None, **_placement: Any) -> torch.Tensor:
+def randn_like(like: torch.Tensor, *, dtype: torch.dtype | None = None, generator: Any = None, **placement: Any) -> torch.Tensor:
     _no_generator(generator)
-    return _normal(like.shape, dtype or like.dtype)
+    return _normal(_Form.like(like, dtype, placement))
 
 
 @_decomposes("randint.default", "randint.generator")
@@ -124,7 +136,7 @@ def randint(
     high: int, size: Sequence[int], *, dtype: torch.dtype | None = torch.int64, generator: Any = None, **_placement: Any
 ) -> torch.Tensor:
     _no_generator(generator)
-    return _randint(size, 0, high, dtype or torch.int64)
+    return _fill(draws.randint, _Form.new(size, dtype or torch.int64), 0, high)
 
 
 @_decomposes("randint.low", "randint.low_generator")
@@ -132,23 +144,22 @@ def randint_low(
     low: int, high: int, size: Sequence[int], *, dtype: torch.dtype | None = torch.int64, generator: Any = None, **_placement: Any
 ) -> torch.Tensor:
     _no_generator(generator)
-    return _randint(size, low, high, dtype or torch.int64)
+    return _fill(draws.randint, _Form.new(size, dtype or torch.int64), low, high)
 
 
 @_decomposes("randint_like.default", "randint_like.generator")
 def randint_like(
-    like: torch.Tensor, high: int, *, dtype: torch.dtype | None = None, generator: Any = None, **_placement: Any
+    like: torch.Tensor, high: int, *, dtype: torch.dtype | None = None, generator: Any = None, **placement: Any
 ) -> torch.Tensor:
-    _no_generator(generator)
-    return _randint(like.shape, 0, high, dtype or like.dtype)
+    return randint_like_low(like, 0, high, dtype=dtype, generator=generator, **placement)
 
 
 @_decomposes("randint_like.low_dtype", "randint_like.low_generator_dtype")
 def randint_like_low(
-    like: torch.Tensor, low: int, high: int, *, dtype: torch.dtype | None = None, generator: Any = None, **_placement: Any
+    like: torch.Tensor, low: int, high: int, *, dtype: torch.dtype | None = None, generator: Any = None, **placement: Any
 ) -> torch.Tensor:
     _no_generator(generator)
-    return _randint(like.shape, low, high, dtype or like.dtype)
+    return _fill(draws.randint, _Form.like(like, dtype, placement), low, high)
 
 
 @_decomposes("randperm.default", "randperm.generator")
@@ -157,47 +168,35 @@ def randperm(n: int, *, dtype: torch.dtype | None = torch.int64, generator: Any 
     return draws.randperm(n, dtype or torch.int64, random.next_index())
 
 
-_MANTISSA_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
-
-
-def _end_of_range(dtype: torch.dtype) -> int:
-    """The exclusive upper bound of the integers that ``random_()`` draws."""
-    if dtype == torch.bool:
-        return 2
-    if dtype.is_floating_point:
-        return 2 ** _MANTISSA_BITS[dtype] + 1
-    return torch.iinfo(dtype).max + 1
-
-
 @_decomposes("random.default")
 def random_default(self: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
     """Integers of the dtype's whole non-negative range; for floating dtypes those that it holds exactly."""
     _no_generator(generator)
-    return _randint(self.shape, 0, _end_of_range(self.dtype), self.dtype)
+    return _fill(draws.whole_range, _Form.of(self))
 
 
 @_decomposes("random.from")
 def random_from(self: torch.Tensor, low: int, high: int | None, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    return _randint(self.shape, low, _end_of_range(self.dtype) if high is None else high, self.dtype)
+    return _fill(draws.randint, _Form.of(self), low, random.end_of_range(self.dtype) if high is None else high)
 
 
 @_decomposes("random.to")
 def random_to(self: torch.Tensor, high: int, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    return _randint(self.shape, 0, high, self.dtype)
+    return _fill(draws.randint, _Form.of(self), 0, high)
 
 
 @_decomposes("uniform.default")
 def uniform(self: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    return _affine(_uniform(self.shape, self.dtype), high - low, low)
+    return _uniform(_Form.of(self), low, high)
 
 
 @_decomposes("normal_functional.default")
 def normal_functional(self: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    return _affine(_normal(self.shape, self.dtype), std, mean)
+    return _normal(_Form.of(self), mean, std)
 
 
 @_decomposes("normal.float_float")
@@ -205,120 +204,110 @@ def normal_float_float(
     mean: float, std: float, size: Sequence[int], *, generator: Any = None, dtype: torch.dtype | None = None, **_placement: Any
 ) -> torch.Tensor:
     _no_generator(generator)
-    return _affine(_normal(size, dtype or torch.get_default_dtype()), std, mean)
+    return _normal(_Form.new(size, dtype), mean, std)
 
 
 @_decomposes("normal.Tensor_float")
 def normal_tensor_float(mean: torch.Tensor, std: float = 1.0, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    return _affine(_normal(mean.shape, mean.dtype), std, mean)
+    return _normal(_Form.new(mean.shape, mean.dtype), 0.0, std) + mean
 
 
 @_decomposes("normal.float_Tensor")
 def normal_float_tensor(mean: float, std: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    return _affine(_normal(std.shape, std.dtype), std, mean)
+    return _normal(_Form.new(std.shape, std.dtype)) * std + mean
 
 
 @_decomposes("normal.Tensor_Tensor")
 def normal_tensor_tensor(mean: torch.Tensor, std: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
     shape = torch.broadcast_shapes(mean.shape, std.shape)
-    return _affine(_normal(shape, torch.promote_types(mean.dtype, std.dtype)), std, mean)
+    return _normal(_Form.new(shape, torch.promote_types(mean.dtype, std.dtype))) * std + mean
 
 
-def _bernoulli(size: Sequence[int], p: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Draw ones with probability ``p``, a number or a tensor that broadcasts to ``size``, as ``dtype``."""
-    # u lies in [0, 1): never true for p = 0, always for p = 1
-    return (_uniform(size, torch.float32) < p).to(dtype)
+def _below(form: _Form, p: torch.Tensor) -> torch.Tensor:
+    """Draw ones with the probabilities ``p``, of a shape that broadcasts to that of the form."""
+    # u lies in [0, 1): never true for p = 0, always for p = 1. A probability is not rounded to bfloat16's 8 bits.
+    dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
+    return (_fill(draws.uniform, form._replace(dtype=dtype), 0.0, 1.0) < p).to(form.dtype)
 
 
 @_decomposes("bernoulli.default")
 def bernoulli(self: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    return _bernoulli(self.shape, self, self.dtype)
+    return _below(_Form.new(self.shape, self.dtype), self)
 
 
 @_decomposes("bernoulli.p")
 def bernoulli_p(self: torch.Tensor, p: float, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    return _bernoulli(self.shape, p, self.dtype)
+    return _fill(draws.bernoulli, _Form.of(self), p)
 
 
 @_decomposes("bernoulli.Tensor")
 def bernoulli_tensor(self: torch.Tensor, p: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    return _bernoulli(self.shape, p, self.dtype)
+    return _below(_Form.of(self), p)
 
 
 @_decomposes("native_dropout.default")
 def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    if train is False or p == 0:
+    if train is False:
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
-    if p == 1:
-        return torch.zeros_like(input), torch.zeros_like(input, dtype=torch.bool)
-    mask = _bernoulli(input.shape, 1 - p, torch.bool)
-    return input * mask.to(input.dtype) * (1 / (1 - p)), mask
+    mask = _fill(draws.bernoulli, _Form.new(input.shape, torch.bool), 1.0 - p)
+    return input * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
 
 @_decomposes("_fused_dropout.default")
 def fused_dropout(self: torch.Tensor, p: float, generator: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     """``p`` is the probability of keeping an element."""
     _no_generator(generator)
-    mask = _bernoulli(self.shape, p, torch.uint8)
+    mask = _fill(draws.bernoulli, _Form.new(self.shape, torch.uint8), p)
     return self * mask.to(self.dtype) * (1 / p), mask
 
 
 @_decomposes("exponential.default")
 def exponential(self: torch.Tensor, lambd: float = 1.0, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    # torch excludes 0 from the result (it is divided by): the smallest draw is eps / 2 of the dtype drawn
-    u = _positive_uniform(self.shape, self.dtype)
-    half_eps = torch.finfo(self.dtype).eps / 2
-    return torch.where(u >= 1 - half_eps, half_eps, -torch.log(u)) / lambd
+    return _fill(draws.exponential, _Form.of(self), lambd)
 
 
 @_decomposes("geometric.default")
 def geometric(self: torch.Tensor, p: float, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    if p == 1:
-        return torch.ones_like(self)
-    dtype = torch.float32 if _float_dtype(self.dtype) in (torch.float16, torch.bfloat16) else _float_dtype(self.dtype)
-    trials = torch.ceil(torch.log(_positive_uniform(self.shape, dtype)) / math.log1p(-p))
-    return torch.clamp(trials, min=1).to(self.dtype)
+    return _fill(draws.geometric, _Form.of(self), p)
 
 
 @_decomposes("cauchy.default")
 def cauchy(self: torch.Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    return median + sigma * torch.tan(math.pi * (_uniform(self.shape, self.dtype) - 0.5))
+    return _fill(draws.cauchy, _Form.of(self), median, sigma)
 
 
 @_decomposes("log_normal.default")
 def log_normal(self: torch.Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
-    return torch.exp(_affine(_normal(self.shape, self.dtype), std, mean))
+    return _fill(draws.log_normal, _Form.of(self), mean, std)
 
 
 @_decomposes("multinomial.default")
 def multinomial(self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None) -> torch.Tensor:
     """Rows of ``self`` are unnormalised probabilities. Unlike torch's, negative or all-zero rows are not detected."""
     _no_generator(generator)
-    weights = self.float()
     if not replacement or num_samples == 1:
         # the num_samples first arrivals of independent exponential clocks with these rates are a sample without replacement
-        clocks = -torch.log(_positive_uniform(weights.shape, torch.float32))
-        # a zero rate never rings; a draw of exactly 1 would give 0 / 0 there
-        arrival = torch.where(weights > 0, clocks / weights, math.inf)
+        rates = self / _fill(draws.exponential, _Form.of(self), 1.0)
         if num_samples == 1:
-            return torch.argmin(arrival, dim=-1, keepdim=True)
-        return torch.topk(arrival, num_samples, dim=-1, largest=False).indices
+            return torch.argmax(rates, dim=-1, keepdim=True)
+        return torch.topk(rates, num_samples, dim=-1).indices
+    weights = self if self.dtype == torch.float64 else self.float()
     cumulative = torch.cumsum(weights, dim=-1)
-    total = cumulative[..., -1:]
-    u = _uniform((*weights.shape[:-1], num_samples), torch.float32) * total
-    # rounding can make u reach the total, which is past the last category that has weight
-    last = (cumulative < total).sum(dim=-1, keepdim=True)
-    return torch.minimum(torch.searchsorted(cumulative, u, right=True), last)
+    cumulative = cumulative / cumulative[..., -1:]
+    u = _fill(draws.uniform, _Form.new((*weights.shape[:-1], num_samples), torch.float64), 0.0, 1.0).to(weights.dtype)
+    # 0 is no category without weight, and no rounding leads past the last one that has weight
+    first, last = (cumulative <= 0).sum(dim=-1, keepdim=True), (cumulative < 1).sum(dim=-1, keepdim=True)
+    return torch.clamp(torch.searchsorted(cumulative, u), first, last)
 
 
 @_decomposes("poisson.default")
@@ -360,6 +349,6 @@ def rrelu_with_noise_functional(
     _no_generator(generator)
     if not training:
         return torch.where(self > 0, self, self * ((lower + upper) / 2)), noise
-    slope = _uniform(self.shape, self.dtype) * (upper - lower) + lower
+    slope = _fill(draws.uniform, _Form.of(self), lower, upper)
     noise = torch.where(self > 0, torch.ones_like(self), slope)
     return self * noise, noise

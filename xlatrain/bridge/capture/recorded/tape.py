@@ -271,7 +271,7 @@ class Tape(OpMode):
     def _draws(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if not facts.seeded:
             return 0
-        words: list[Any] = [facts.func, self._ambient(), torch.are_deterministic_algorithms_enabled()]
+        words: list[Any] = [facts.func, self._ambient(), torch.are_deterministic_algorithms_enabled(), self._stream.by_torch]
         try:
             describe((args, *kwargs.items()), words, [], look_without_grad)
         except NotAlike:

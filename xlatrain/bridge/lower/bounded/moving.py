@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from xlatrain.bridge.host_draws import are_drawn_before
 from xlatrain.bridge.lower.bounded.call import BoundedCall, Dims, Size
 from xlatrain.bridge.lower.bounded.rules import rule
 from xlatrain.bridge.lower.operands import canonical_dim
 from xlatrain.bridge.lower.prng import step_key
+from xlatrain.bridge.random import FILLED
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 
 
@@ -240,14 +242,16 @@ def _cumulative(call: BoundedCall) -> Any:
 # -- random numbers --------------------------------------------------------------------------------------------------------
 
 
-@rule("xlatrain.uniform.default", "xlatrain.normal.default", "xlatrain.randint.default", sizes=("size",))
+@rule(*(f"xlatrain.{name}.default" for name in FILLED), sizes=("size", "strides"))
 def _drawn(call: BoundedCall) -> Any:
     """The numbers that the true size would get: one draw after the other, whatever the size of the array is."""
+    if are_drawn_before():  # for the true size, and padded
+        return call.default()
     partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
     if jax.random.key_impl(step_key()) != "threefry2x32" or not partitionable:
         raise call.refuse("numbers of this generator depend on how many there are")
     shape, dims = call.out_shape, call.out_dims
     if all(one is None for one in dims[1:]):
         return call.default()
-    call.args[0] = (math.prod(shape),)
+    call.args[:2] = (math.prod(shape),), ()
     return relaid(call, call.default(), [math.prod(call.sizes(shape, dims))], shape, call.sizes(shape, dims))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrain.bridge.capture.traceable.while_loop import loop_of
+from xlatrain.bridge.host_draws import use_drawn
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.lower.registry import is_partitioned, lowers, program_mesh
 from xlatrain.mesh.mesh import platform
@@ -26,6 +27,7 @@ def while_loop(carried: Sequence[jax.Array], constants: Sequence[jax.Array], loo
 
     def turn(state: tuple[jax.Array, list[jax.Array]]) -> tuple[jax.Array, list[jax.Array]]:
         count, values = state
-        return count + 1, run([*values, *constants], None if key is None else jax.random.fold_in(key, count))
+        with use_drawn(None):  # nobody knows how often it turns
+            return count + 1, run([*values, *constants], None if key is None else jax.random.fold_in(key, count))
 
     return lax.while_loop(lambda state: state[1][0], turn, (jnp.zeros((), jnp.int32), list(carried)))[1]
