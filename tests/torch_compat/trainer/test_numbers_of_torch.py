@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,25 @@ def test_outcomes_that_were_assumed_wrongly_draw_nothing(tmp_path: Path, monkeyp
     found = fitted(Asks(), trainer(tmp_path))
     monkeypatch.setenv("XLATRAIN_EXECUTOR", "eager")
     eager = fitted(Asks(), trainer(tmp_path))
+    assert same_places(found.places, eager.places)
+    assert found.losses == pytest.approx(eager.losses, rel=1e-4)
+
+
+def test_steps_that_differ_only_in_where_the_generator_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forks(Model):
+        forks = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            with torch.random.fork_rng(devices=[]) if self.forks else contextlib.nullcontext():
+                scale = torch.rand(3).sum()
+            return super().training_step(batch, batch_idx) * scale
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.forks = batch_idx % 2 == 1
+
+    found = fitted(Forks(), trainer(tmp_path))
+    monkeypatch.setenv("XLATRAIN_EXECUTOR", "eager")
+    eager = fitted(Forks(), trainer(tmp_path))
     assert same_places(found.places, eager.places)
     assert found.losses == pytest.approx(eager.losses, rel=1e-4)
 
