@@ -97,7 +97,7 @@ class LogRecorder:
         Raises:
             ValueError: a tensor of more than one element.
         """
-        logged = value
+        logged, of_python = value, type(value) in (HostScalar, HostFuture)
         if type(value) is HostScalar:
             value = value.tensor()
         weight = self._weight(options.batch_size)
@@ -116,7 +116,8 @@ class LogRecorder:
                 raise ValueError(f"self.log({name!r}, …) needs a single number, but got a tensor of shape {tuple(value.shape)}")
             if type(logged) is not HostScalar:
                 warn_of_whole_number(hook, name, value)
-            self.entries.append(LogEntry(hook, name, options, self.add(value), dtypes=logged_dtypes(value), weight=weight))
+            dtypes = logged_dtypes(0.0 if of_python else value)
+            self.entries.append(LogEntry(hook, name, options, self.add(value), dtypes=dtypes, weight=weight))
         else:
             dtypes = logged_dtypes(value)
             self.entries.append(LogEntry(hook, name, options, float(value), constant=True, dtypes=dtypes, weight=weight))
