@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from xlatrain.host import malloc
+from xlatrain.xla import kept_files
 
 LARGEST = 4 << 30
 """Bytes that the programs in our own folder may take, when a process begins."""
@@ -52,6 +53,7 @@ def enable() -> Path | None:
     _keep_all()
     _bound(folder, LARGEST)
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    kept_files.use(folder)
     return folder
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from torch_compat.step.guards.instrumented import noted_code
+from torch_compat.step.guards.instrumented import _codes, noted_code
+from xlatrain.xla import kept_files
 
 SOURCE = "def scaled(x):\n    return [x * 0.5 for _ in (1, 2)]\n"
 
@@ -31,3 +32,16 @@ def test_a_function_whose_file_was_edited_has_none(before: str, after: str, tmp_
     path.write_text(SOURCE.replace(before, after))
     linecache.checkcache(str(path))
     assert noted_code(function.__code__) is None
+
+
+def test_notes_are_kept_for_the_next_process_by_the_text_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, folder = tmp_path / "kept.py", tmp_path / "cache"
+    folder.mkdir()
+    monkeypatch.setattr(kept_files, "_folder", folder)
+    path.write_text(SOURCE)
+    made = _codes(str(path), SOURCE)
+    with monkeypatch.context() as without:
+        without.setattr("torch_compat.step.guards.instrumented.Rewriter", None)  # nothing is rewritten
+        assert _codes(str(path), SOURCE) == made
+    assert _codes(str(path), SOURCE.replace("0.5", "0.1")) != made
+    assert len(list(folder.iterdir())) == 2
