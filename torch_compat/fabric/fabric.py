@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
 
-import jax
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -28,6 +27,7 @@ from torch_compat.utilities.data import _auto_add_worker_init_fn
 from torch_compat.utilities.rank_zero import rank_zero_deprecation, rank_zero_warn
 from torch_compat.utilities.seed import seed_everything
 from torch_compat.utilities.warnings import PossibleUserWarning
+from torch_compat.utilities.wide_types import keep_wide_types
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -97,8 +97,7 @@ class Fabric(Reports, Checkpoints):
         self._strategy, mesh = resolve(
             accelerator, strategy, devices, int(num_nodes) if isinstance(num_nodes, str) else num_nodes, precision, plugins
         )
-        if self._strategy.precision.needs_x64:
-            jax.config.update("jax_enable_x64", True)
+        keep_wide_types(self, self._strategy.precision.needs_x64)
         self._mesh = mesh
         self._model = MeshModel(mesh, self._strategy.precision)
         self._strategy.take_mesh(mesh, self._model)

@@ -18,6 +18,7 @@ from torch_compat.preflight.variation import Variation, checkpointable, repeated
 from torch_compat.strategies import DDPStrategy, FSDPStrategy, MeshStrategy, SingleDeviceStrategy
 from torch_compat.trainer.data.data_source import loaders_and_datamodule
 from torch_compat.trainer.jax_modules import lightning_module
+from torch_compat.utilities.wide_types import wide_types
 from xlatrain.preflight import Topology
 from xlatrain.preflight.examine import examine, first_estimate
 from xlatrain.preflight.plan import BEST_PLAN, PLAN, write_plan
@@ -117,7 +118,7 @@ class Examiner:
         devices = topology.devices()
         self.progress(f"setting up ({variation})" if variation != Variation() else "setting up")
         start = time.perf_counter()
-        with variation.of(trainer, self.module, devices):
+        with wide_types(trainer._wide), variation.of(trainer, self.module, devices):
             if trainer.scaler is not None:
                 trainer.scaler.init()
             wanted = self.evaluation if evaluation is None else evaluation

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import jax
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision, Precision, TransformerEnginePrecision
 
 from torch_compat.stock_trainer.stock import INSTEAD, refuse
+from torch_compat.utilities.wide_types import keep_wide_types
 
 _OFFERED = "choose one of '32-true', 'bf16-mixed', 'bf16-true', '16-true', '64-true'"
 _NOT_CALLED = (
@@ -31,6 +31,5 @@ def for_mesh(plugin: Precision) -> Precision:
     for name in _NOT_CALLED:
         if getattr(type(plugin), name, None) is not getattr(Precision, name, None):
             raise refuse(f"{type(plugin).__name__}.{name}", "a step is one program, which does not call it", _OFFERED)
-    if isinstance(plugin, DoublePrecision):
-        jax.config.update("jax_enable_x64", True)
+    keep_wide_types(plugin, isinstance(plugin, DoublePrecision))
     return plugin

@@ -33,6 +33,7 @@ from torch_compat.utilities.exceptions import MisconfigurationException, _TunerE
 from torch_compat.utilities.parsing import clean_namespace
 from torch_compat.utilities.rank_zero import rank_zero_info
 from torch_compat.utilities.seed import isolate_rng
+from torch_compat.utilities.wide_types import wide_types
 from xlatrain.cluster import distributed, watch
 from xlatrain.cluster.distributed.objects import TIMEOUT_S
 from xlatrain.host.host_memory import given_limit
@@ -81,6 +82,7 @@ def run(
     try:
         fits = fn == TrainerFn.FITTING
         with (
+            wide_types(trainer._wide),
             around_training(trainer) if fits else contextlib.nullcontext(),
             watch.armed(getattr(trainer.strategy, "timeout_s", TIMEOUT_S)),  # a strategy of the user's own may have none
         ):

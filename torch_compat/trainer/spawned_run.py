@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import jax
 import torch
 
 from torch_compat.core.datamodule import LightningDataModule
@@ -99,8 +98,6 @@ def _in_process(
     from torch_compat.trainer.run import run
 
     strategy: Any = trainer.strategy
-    if trainer.precision_plugin.needs_x64:
-        jax.config.update("jax_enable_x64", True)
     strategy.take_devices(find_devices(strategy._platform, "auto", 1))
     results = run(trainer, module, datamodule, fn, lambda: ckpt_path, weights_only)
     if not strategy.is_global_zero:

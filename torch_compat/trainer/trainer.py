@@ -9,8 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import jax
-
 from torch_compat.accelerators import Accelerator
 from torch_compat.callbacks.callback import Callback
 from torch_compat.checkpoint.torch_load import patch_torch_load
@@ -43,6 +41,7 @@ from torch_compat.trainer.run import run
 from torch_compat.trainer.stock_names import refuse_private_trainer_methods
 from torch_compat.utilities.argparse import _defaults_from_env_vars
 from torch_compat.utilities.types import LRSchedulerConfig
+from torch_compat.utilities.wide_types import wide_types
 from xlatrain.checkpoint import Claim
 
 if TYPE_CHECKING:
@@ -186,9 +185,7 @@ class Trainer(TrainerProperties):
         self.strategy, chosen_precision = resolve(
             strategy, accelerator, devices, num_nodes, precision, plugins, sync_batchnorm=bool(sync_batchnorm)
         )
-        if chosen_precision.needs_x64:
-            jax.config.update("jax_enable_x64", True)
-
+        self._wide = chosen_precision.needs_x64
         self.state = TrainerState()
         self.should_stop = False
         self.received_sigterm = False
@@ -261,7 +258,7 @@ class Trainer(TrainerProperties):
         Args:
             empty_init: leave out the functions of ``torch.nn.init``, for a model whose checkpoint is loaded next.
         """
-        with self.strategy.model_sharded_context(), self.strategy.tensor_init_context(empty_init):
+        with wide_types(self._wide), self.strategy.model_sharded_context(), self.strategy.tensor_init_context(empty_init):
             yield
 
     # -- public functions ------------------------------------------------------------------------------------------
@@ -445,7 +442,7 @@ class Trainer(TrainerProperties):
                 "Saving a checkpoint is only possible if a model is attached to the Trainer, which "
                 "`fit`, `validate`, `test` and `predict` do: call one of them first, or `trainer.strategy.connect(model)`."
             )
-        with self.run_time.account.span("save"), action(self, "save_checkpoint"):
+        with wide_types(self._wide), self.run_time.account.span("save"), action(self, "save_checkpoint"):
             checkpoint = state_io.dump(self, bool(weights_only))
             self.strategy.save_checkpoint(checkpoint, filepath, storage_options)
         if not weights_only:

@@ -173,6 +173,14 @@ def double(run: Run) -> None:
     in_precision(run, "64-true", further=True)
 
 
+@case
+def single_after_double(run: Run) -> None:
+    x, y = class_data()
+    trainer = run.trainer(max_epochs=1, precision="64-true", limit_train_batches=1)
+    trainer.fit(NumbersInDouble(), run.loader(x, y))
+    in_precision(run, "32-true", further=True)
+
+
 class NumbersInDouble(pl.LightningModule):
     """Numbers of Python's in a step of 64 bits, which a hook changes, and rates that it writes."""
 

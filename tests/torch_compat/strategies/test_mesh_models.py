@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import jax
 import pytest
 import torch
 import torch.nn.functional as F
@@ -129,11 +127,9 @@ def alternating(module: nn.Module) -> dict[str, PartitionSpec]:
 
 
 @pytest.fixture
-def compiled_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No fallback; and what ``64-true`` switches on is switched off."""
+def compiled_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fallback."""
     monkeypatch.setenv("XLATRAIN_EXECUTOR", "compiled")
-    yield
-    jax.config.update("jax_enable_x64", False)
 
 
 @pytest.mark.slow
