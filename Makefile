@@ -10,7 +10,10 @@ WILD_STAMP := $(WILD_VENV)/.setup-$(shell cat constraints.txt tests/wild/require
 XLA_VENV := .venv-torch-xla
 XLA_STAMP := $(XLA_VENV)/.setup-$(shell cat constraints-torch-xla.txt tests/torch_xla/cuda_stubs.py | cksum | cut -d' ' -f1)
 
-.PHONY: setup demo test test-torch-xla test-versions test-exhaustive fuzz lint format bench bench-check fire-drill hostile compat-table docs clean
+# Sources are compiled to bytecode once, not by each process that a test starts.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: setup demo test test-torch-xla test-versions test-exhaustive fuzz lint format bench bench-check fire-drill hostile compat-table docs stock-outcomes clean
 
 setup: $(STAMP)
 
@@ -29,6 +32,10 @@ demo: setup
 # The fast tests run first and those marked slow last (tests/conftest.py).
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+# After a test run: what stock came to in it is kept for all clones, in tests/stock_outcomes (tests/stock_runs.py).
+stock-outcomes: setup
+	$(BIN)/python -m tests.stock_runs
 
 # Random scripts under stock Lightning and here: what differs, made as small as it gets.
 FUZZ_COUNT ?= 1000

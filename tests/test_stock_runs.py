@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,13 @@ from tests import stock_runs
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[int]:
+    monkeypatch.setattr(stock_runs, "ROOT", tmp_path)
+    (tmp_path / "constraints.txt").write_text("lightning==2\nnumpy==2\n")
+    stock_runs._surroundings.cache_clear()
+    request.addfinalizer(stock_runs._surroundings.cache_clear)
     monkeypatch.setattr(stock_runs, "STORE", tmp_path / "store")
+    monkeypatch.setattr(stock_runs, "OUTCOMES", tmp_path / "outcomes")
     (tmp_path / "script.py").write_text("import lightning\nfrom part import x\n")
     (tmp_path / "part.py").write_text("def f():\n    import torch_compat\nx = 1\n")
     return []
@@ -52,3 +58,32 @@ def test_not_what_is_ours_and_not_what_was_cut_off(tmp_path: Path, runs: list[in
     assert [result(tmp_path, runs, is_kept=False), result(tmp_path, runs)] == [1, 2]
     (tmp_path / "part.py").write_text("import torch_compat\n")
     assert [result(tmp_path, runs), result(tmp_path, runs)] == [3, 4]
+
+
+def test_what_is_shipped_is_there_for_a_clone_that_has_run_nothing(tmp_path: Path, runs: list[int]) -> None:
+    before = result(tmp_path, runs), result(tmp_path, runs, "--other")
+    stock_runs.ship()
+    shutil.rmtree(tmp_path / "store")
+    assert (result(tmp_path, runs), result(tmp_path, runs, "--other")) == before == (1, 2)
+    assert len(list((tmp_path / "outcomes").iterdir())) == 2
+    archives = {path: path.read_bytes() for path in (tmp_path / "outcomes").iterdir()}
+    for path in archives:
+        path.unlink()
+    stock_runs.ship()
+    assert archives == {path: path.read_bytes() for path in (tmp_path / "outcomes").iterdir()}
+
+
+def test_what_no_script_is_any_more_is_not_shipped(tmp_path: Path, runs: list[int]) -> None:
+    result(tmp_path, runs)
+    stock_runs.ship()
+    (tmp_path / "script.py").write_text("import lightning\n")
+    stock_runs.ship()
+    assert list((tmp_path / "outcomes").iterdir()) == []
+    assert result(tmp_path, runs) == 2
+
+
+def test_everything_runs_again_when_that_is_asked_for(tmp_path: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    result(tmp_path, runs)
+    stock_runs.ship()
+    monkeypatch.setenv("STOCK_AGAIN", "1")
+    assert result(tmp_path, runs) == 2
