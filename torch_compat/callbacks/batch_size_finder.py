@@ -79,11 +79,14 @@ class BatchSizeFinder(Callback):
         self._early_exit = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str | None = None) -> None:
+        from torch_compat.tuner.batch_size_scaling import check_loaders
+
         if trainer.num_nodes > 1:
             raise MisconfigurationException(
                 "The Batch size finder is not supported on several processes: find the size on one host, or"
                 " with `xlatrain preflight` for the pod."
             )
+        check_loaders(trainer)
         if not lightning_hasattr(pl_module, self._batch_arg_name):
             raise MisconfigurationException(
                 f"Field {self._batch_arg_name} not found in `model`, `datamodule`, nor their `hparams` attributes: set"
@@ -97,9 +100,8 @@ class BatchSizeFinder(Callback):
 
     def scale_batch_size(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Runs the search; weights, optimizer and counters are as before afterwards, but for the batch size."""
-        from torch_compat.tuner.batch_size_scaling import check_loaders, scale_batch_size
+        from torch_compat.tuner.batch_size_scaling import scale_batch_size
 
-        check_loaders(trainer)
         self.optimal_batch_size = scale_batch_size(
             trainer,
             self._mode,

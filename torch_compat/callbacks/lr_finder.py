@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_compat.callbacks.callback import Callback
 from torch_compat.utilities.exceptions import _TunerExitException
+from torch_compat.utilities.seed import isolate_rng
 
 if TYPE_CHECKING:
     from torch_compat.core.module import LightningModule
@@ -68,20 +69,21 @@ class LearningRateFinder(Callback):
         self.optimal_lr: Any = None
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Runs the test; weights, optimizer and counters are as before afterwards, but for the learning rate."""
+        """Runs the test; all but the learning rate is as before afterwards, random generators too."""
         from torch_compat.tuner.lr_finder import lr_find
 
-        self.optimal_lr = lr_find(
-            trainer,
-            pl_module,
-            min_lr=self._min_lr,
-            max_lr=self._max_lr,
-            num_training=self._num_training_steps,
-            mode=self._mode,
-            early_stop_threshold=self._early_stop_threshold,
-            update_attr=self._update_attr,
-            attr_name=self._attr_name,
-        )
+        with isolate_rng():
+            self.optimal_lr = lr_find(
+                trainer,
+                pl_module,
+                min_lr=self._min_lr,
+                max_lr=self._max_lr,
+                num_training=self._num_training_steps,
+                mode=self._mode,
+                early_stop_threshold=self._early_stop_threshold,
+                update_attr=self._update_attr,
+                attr_name=self._attr_name,
+            )
         if self._early_exit:
             raise _TunerExitException
 

@@ -44,6 +44,7 @@ class EvaluationLoop(Loop):
         self.done_before = 0  # of the passes before; in training those of the epoch
         self.batch_stage = Stage.NONE
         self._loader = 0  # whose batches are run
+        self._first: Iterator[Any] | None = None  # the batches of the first, before a pass takes them
         self._logged: list[dict[str, torch.Tensor]] = []  # of the epochs of the loaders before it
 
     def _new_results(self) -> Results:
@@ -126,6 +127,18 @@ class EvaluationLoop(Loop):
             self.step_counts.clear()
         self._max_batches_in[self._in_training] = self.source.limit(self.limit)
 
+    def share(self, other: EvaluationLoop) -> None:
+        """Take the loaders of another loop, if it has loaded them."""
+        if other.source.combined is not None:
+            self.source.combined, self.source.loaded_at_epoch = other.source.combined, other.source.loaded_at_epoch
+            self._max_batches_in[self._in_training] = self.source.limit(self.limit)
+
+    def begin_again(self) -> None:
+        """Load the loaders again, in a hook at the beginning of a pass, and begin it with them."""
+        self.source.combined = None
+        self.setup_data()
+        self._first = self._begin_first()
+
     def run(self) -> list[dict[str, torch.Tensor]]:
         """Run a pass; returns what was logged per epoch, a dict for each loader that had a batch before it or of its own."""
         self.setup_data()
@@ -135,11 +148,10 @@ class EvaluationLoop(Loop):
         self.done_before += self.done
         self.done = self._loader = 0
         with torch.no_grad():
-            first = self._begin_first()
-            combined = self.source.combined
+            self._first = self._begin_first()
             self._start()
-            if self.source.combined is not combined:  # a hook has found another batch size
-                first = self._begin_first()
+            first, self._first = self._first, None
+            assert first is not None
             for index, (loader, limit) in enumerate(passes := self.source.passes(self.max_batches)):
                 batches = self._begin(loader) if index else first
                 self._run_loader(batches, index, limit, multiple=len(passes) > 1)

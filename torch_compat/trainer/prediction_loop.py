@@ -39,6 +39,7 @@ class PredictionLoop(Loop):
         self.current_batch_indices: list[int] = []
         self._done = 0
         self._batch_stage = Stage.NONE
+        self._first: Iterator[Any] | None = None  # the batches of the first loader, before a pass takes them
 
     @property
     def batch_progress(self) -> _Progress:
@@ -64,6 +65,11 @@ class PredictionLoop(Loop):
                 "list of loaders is combined so"
             )
 
+    def begin_again(self) -> None:
+        """Load the loaders again, in a hook at the beginning of a pass, and begin it with them."""
+        self.setup_data()
+        self._first = self._begin(0)
+
     def set_return_predictions(self, wanted: bool | None) -> None:
         """``return_predictions`` of ``Trainer.predict``: True unless a run's results go elsewhere."""
         self.return_predictions = True if wanted is None else wanted
@@ -81,16 +87,15 @@ class PredictionLoop(Loop):
         self.epoch_batch_indices = [[] for _ in self.max_batches]
         self.source.set_epoch(trainer.current_epoch)
         with torch.no_grad():
-            first = self._begin(0)  # before the hooks, as in stock
-            combined = self.source.combined
+            self._first = self._begin(0)  # before the hooks, as in stock
             modes = {module: module.training for module in trainer.lightning_module.modules()}
             call.module_hook(trainer, "on_predict_model_eval")
             call.hooks(trainer, "on_predict_start")
             call.hooks(trainer, "on_predict_epoch_start")
             on_start = call.BoundHook(trainer, "on_predict_batch_start")
             on_end = call.BoundHook(trainer, "on_predict_batch_end")
-            if self.source.combined is not combined:  # a hook has found another batch size
-                first = self._begin(0)
+            first, self._first = self._first, None
+            assert first is not None
             for index, limit in enumerate(self.max_batches):
                 self._run_loader(self._begin(index) if index else first, index, limit, on_start, on_end)
             results = self._end()

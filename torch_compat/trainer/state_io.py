@@ -12,6 +12,7 @@ A checkpoint is taken up in two phases, between which the model comes to lie on 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -254,6 +255,26 @@ def restore_modules(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         callback.continues(replaced.get(callback.state_key, ()))
     if trainer.state.fn != TrainerFn.FITTING:
         rank_zero_info(f"Loaded model weights from the checkpoint at {trainer.ckpt_path}")
+
+
+@contextlib.contextmanager
+def around_a_trial(trainer: Trainer) -> Iterator[None]:
+    """Hooks see a checkpoint saved before the block and loaded after it, as in stock, which keeps a run so that it tries things.
+
+    What holds the tensors is the caller's to keep and to put back, before the end of the block.
+    """
+    checkpoint = dump(trainer)
+    del checkpoint[OURS]
+    views = {name: checkpoint.pop(name) for name in ("state_dict", "optimizer_states") if name in checkpoint}
+    kept = copy.deepcopy(checkpoint)
+    yield
+    loaded = {**kept, **views}
+    datamodule = trainer.datamodule
+    if datamodule is not None and type(datamodule).__qualname__ in loaded:
+        profiled_hook(trainer, datamodule, "load_state_dict")(loaded[type(datamodule).__qualname__])
+    call.module_hook(trainer, "on_load_checkpoint", loaded)
+    call.callback_hooks(trainer, "on_load_checkpoint", loaded)
+    _restore_callbacks(trainer, loaded.get("callbacks") or {})
 
 
 @contextlib.contextmanager

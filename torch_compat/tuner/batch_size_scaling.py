@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from torch_compat.tuner.trial import Snapshot, run_evaluation, run_fit, trial
+from torch_compat.tuner.trial import Snapshot, evaluation_loop_of_a_trial, fit_loop_of_a_trial, trial
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.memory import garbage_collection_cuda, is_oom_error
 from torch_compat.utilities.parsing import lightning_getattr, lightning_setattr
@@ -35,9 +35,9 @@ def scale_batch_size(
         search = _Search(trainer, snapshot, steps_per_trial, max_trials, batch_arg_name, max_val)
         search.set(init_val)
         size = search.by_powers() if mode == "power" else search.by_halves(margin)
-    garbage_collection_cuda()
-    log.info(f"Finished batch size finder, will continue with full run using batch size {size}")
-    _reload(trainer)
+        search.end()
+        garbage_collection_cuda()
+        log.info(f"Finished batch size finder, will continue with full run using batch size {size}")
     return size
 
 
@@ -54,17 +54,14 @@ def check_loaders(trainer: Trainer) -> None:
             " loaders of several sizes. Implement `train_dataloader` in the module or a LightningDataModule, with the batch size"
             " as an attribute."
         )
-    if loop.source.combined is None:
-        loop.setup_data()
-    assert loop.source.combined is not None
-    if len(loop.source.combined.flattened) > 1:
+    if trainer.state.fn != "fit" and loop.source.count() > 1:
         raise MisconfigurationException(
             f"The Batch size finder cannot be used with multiple {loop.source.prefix} dataloaders: pass `batch_size` yourself."
         )
 
 
 class _Search:
-    """Tries batch sizes one after the other."""
+    """Tries batch sizes one after the other, each in a loop of its own; the first on the loaders of the size before."""
 
     def __init__(self, trainer: Trainer, snapshot: Snapshot, steps: int, max_trials: int, attribute: str, max_val: int) -> None:
         self._trainer = trainer
@@ -73,20 +70,45 @@ class _Search:
         self._max_trials = max_trials
         self._attribute = attribute
         self._max_val = max_val
+        self._fits_model = trainer.state.fn == "fit"
+        self._own: Any = (trainer.fit_loop, trainer.validate_loop) if self._fits_model else _active_loop(trainer)
+        self._limits = {
+            name: getattr(trainer, name) for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches")
+        }
+        self._loop: Any = None
+        if self._fits_model:
+            trainer.limit_train_batches, trainer.limit_val_batches = 1.0, steps
+        elif trainer.state.fn != "predict":
+            trainer.limit_val_batches = trainer.limit_test_batches = steps
+        self._new_loop(goes_on=True)
+
+    def _new_loop(self, *, goes_on: bool = False) -> None:
+        trainer = self._trainer
+        if self._fits_model:
+            if self._loop is not None:
+                self._loop.data.close()
+                trainer.fit_loop, trainer.validate_loop = self._own
+            self._loop = fit_loop_of_a_trial(trainer, self._steps, goes_on=goes_on)
+        else:
+            self._loop = evaluation_loop_of_a_trial(trainer)
 
     @property
     def size(self) -> int:
         return int(lightning_getattr(self._trainer.lightning_module, self._attribute))
 
     def set(self, size: int, because: str | None = None) -> bool:
-        """Set the size, unless the one that succeeded had the whole dataset in one batch; whether it changed."""
+        """Set the size, unless the one before had the whole dataset in one batch; whether it changed."""
         before = self.size
-        length = self._dataset_length() if because == "succeeded" else None
+        length = self._dataset_length()
         if length is not None and before * self._trainer.strategy.data_parallel_size >= length:
             rank_zero_info(
                 f"The batch size {before} is greater or equal than the length of your dataset: {length}. No larger one is tried."
             )
             return False
+        if size > self._max_val:
+            if because:
+                rank_zero_info(f"Batch size {size} exceeds max_val limit {self._max_val}, capping at {self._max_val}")
+            size = self._max_val
         if because:
             rank_zero_info(f"Batch size {before} {because}, trying batch size {size}")
         lightning_setattr(self._trainer.lightning_module, self._attribute, size)
@@ -96,14 +118,16 @@ class _Search:
         """Double the size until it does not fit."""
         succeeded = False
         for number in range(1, self._max_trials + 1):
+            if self._is_largest():
+                break
             if self._fits():
-                if number == self._max_trials or self.size >= self._max_val:
-                    break
-                if not self.set(min(2 * self.size, self._max_val), "succeeded"):
+                if number == self._max_trials or not self.set(2 * self.size, "succeeded"):
                     break
                 succeeded = True
+                self._load()
             else:
                 self.set(self.size // 2, "failed")
+                self._load()
                 if succeeded:
                     break
         return self.size
@@ -111,20 +135,21 @@ class _Search:
     def by_halves(self, margin: float) -> int:
         """Double the size until it does not fit, then halve the interval; the result is made smaller by ``margin``."""
         low, high, count = 1, None, 0
-        while True:
+        while not self._is_largest():
             if self._fits():
                 count += 1
-                if count >= self._max_trials or self.size >= self._max_val:
+                if count >= self._max_trials:
                     break
                 low = self.size
                 if high is not None and high - low <= 1:
                     break
-                following = 2 * low if high is None else (high + low) // 2
-                if not self.set(min(following, self._max_val), "succeeded"):
+                if not self.set(2 * low if high is None else (high + low) // 2, "succeeded"):
                     break
+                self._load()
             else:
                 high = self.size
                 self.set((high + low) // 2, "failed")
+                self._load()
                 if high - low <= 1:
                     break
         smaller = max(1, int(self.size * (1 - margin)))
@@ -133,6 +158,42 @@ class _Search:
             lightning_setattr(self._trainer.lightning_module, self._attribute, smaller)
         return self.size
 
+    def end(self) -> None:
+        """Give the run its own loops again, with loaders of the size that was found."""
+        trainer = self._trainer
+        for name, limit in self._limits.items():
+            setattr(trainer, name, limit)
+        if not self._fits_model:
+            loop = self._own
+            setattr(trainer, f"{_name(trainer)}_loop", loop)
+            loop.begin_again()
+            return
+        self._loop.data.close()
+        trainer.fit_loop, trainer.validate_loop = self._own
+        for loop in self._own:
+            loop.source.combined = None
+        self._load_all()
+
+    def _load(self) -> None:
+        """Ask for the loaders again, with the size that is set, for the next trial."""
+        if self._fits_model:
+            self._new_loop()
+            self._load_all()
+        else:
+            self._loop.source.load()
+
+    def _load_all(self) -> None:
+        trainer = self._trainer
+        trainer.fit_loop.setup_data()
+        if not trainer.validate_loop.skip:
+            trainer.validate_loop.setup_data()
+
+    def _is_largest(self) -> bool:
+        if self.size >= self._max_val:
+            rank_zero_info(f"Reached the maximum batch size limit of {self._max_val}. Stopping search.")
+            return True
+        return False
+
     def _fits(self) -> bool:
         """Whether some steps with the present size run.
 
@@ -140,11 +201,10 @@ class _Search:
             RuntimeError: any but that memory ran out.
         """
         garbage_collection_cuda()
+        if not self._fits_model:
+            self._new_loop()
         try:
-            if self._trainer.state.fn == "fit":
-                run_fit(self._trainer, self._steps)
-            else:
-                run_evaluation(self._trainer, self._steps)
+            self._loop.run()
         except RuntimeError as error:
             if not is_oom_error(error):
                 raise
@@ -154,30 +214,21 @@ class _Search:
         return False
 
     def _dataset_length(self) -> int | None:
-        """Samples of the loader, None if unknown."""
-        from torch_compat.trainer.data.data_source import DataSource
-
-        loop: Any = _active_loop(self._trainer)
-        source = DataSource(self._trainer, loop.source.prefix, loop.source.mode)
-        source.reset(loop.source.given)
-        loaders = source.load().flattened
+        """Samples of the loaders, None if unknown."""
+        if self._fits_model:
+            self._loop.setup_data()
+        else:
+            self._loop.source.load()
         try:
-            return sum(len(loader.dataset) for loader in loaders)  # a mesh's loader keeps the user's dataset
+            return sum(len(loader.dataset) for loader in self._loop.source.combined.flattened)  # a mesh's has the user's dataset
         except (TypeError, AttributeError, NotImplementedError):
             return None
 
 
-def _active_loop(trainer: Trainer) -> Any:
+def _name(trainer: Trainer) -> str:
     assert trainer.state.fn is not None
-    fn = trainer.state.fn.value
-    return getattr(trainer, f"{fn}_loop")
+    return trainer.state.fn.value
 
 
-def _reload(trainer: Trainer) -> None:
-    """The run's own loops get their loaders again, with the size that was found: training has two."""
-    loops = [_active_loop(trainer)]
-    if trainer.state.fn == "fit" and trainer.enable_validation:
-        loops.append(trainer.validate_loop)
-    for loop in loops:
-        loop.source.combined = None
-        loop.setup_data()
+def _active_loop(trainer: Trainer) -> Any:
+    return getattr(trainer, f"{_name(trainer)}_loop")

@@ -12,7 +12,8 @@ from tqdm.auto import tqdm
 
 from torch_compat.callbacks.callback import Callback
 from torch_compat.callbacks.optimizer_names import check_rates
-from torch_compat.tuner.trial import run_fit, trial
+from torch_compat.run.states import RunningStage
+from torch_compat.tuner.trial import fit_loop_of_a_trial, trial
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.parsing import lightning_hasattr, lightning_setattr
 from torch_compat.utilities.rank_zero import LOGGER_NAME, rank_zero_warn
@@ -191,11 +192,17 @@ def lr_find(
     test = _RangeTest(finder, early_stop_threshold, first_step, show=trainer.progress_bar_callback is not None)
     with trial(trainer, [test]):
         trainer.lr_scheduler_configs = []
+        trainer.limit_val_batches = num_training
+        trainer.should_stop = False
+        trainer.state.stage = RunningStage.TRAINING
+        loop = fit_loop_of_a_trial(trainer, first_step + num_training, goes_on=True)
         try:
-            loop = run_fit(trainer, num_training)
+            loop.run()
         finally:
             test.close()
-        trainer.fit_loop.setup_data()  # the test had loaders of its own, and the Trainer shows its own; without draws for others
+            loop.data.close()
+    trainer.validate_loop.source.combined = trainer.fit_loop.source.combined = None
+    trainer.fit_loop.setup_data()
     steps = loop.progress.global_step - first_step
     if steps != num_training:
         log.info(f"LR finder stopped early after {steps} steps due to diverging loss.")

@@ -1,4 +1,4 @@
-"""Runs that leave no trace: a few steps of a loop, after which everything is as it was."""
+"""Trials: a few steps of a loop, after which weights, optimizers and counters are as they were."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_compat.loggers.logger import DummyLogger
+from torch_compat.trainer import state_io
 from torch_compat.utilities.host_arrays import to_torch
-from torch_compat.utilities.seed import isolate_rng
 from xlatrain.mesh.snapshot import HostSnapshot
 
 if TYPE_CHECKING:
     from torch_compat.callbacks.callback import Callback
+    from torch_compat.trainer.evaluation_loop import EvaluationLoop
     from torch_compat.trainer.fit_loop import FitLoop
+    from torch_compat.trainer.prediction_loop import PredictionLoop
     from torch_compat.trainer.trainer import Trainer
 
 _KEPT = (
@@ -37,13 +39,20 @@ _KEPT = (
 
 @contextlib.contextmanager
 def trial(trainer: Trainer, callbacks: Sequence[Callback] = ()) -> Iterator[Snapshot]:
-    """Run loops in the block and undo them: weights, optimizers, counters, data and random generators are as before.
+    """Run loops in the block and undo them: weights, optimizers and counters are as before.
 
-    The trainer's own callbacks and loggers see nothing of it.
+    The trainer's own callbacks and loggers see nothing of the steps. As in stock, hooks see a checkpoint saved and loaded, and
+    random generators stay where the steps leave them.
 
     Args:
         callbacks: take the place of the trainer's.
     """
+    with state_io.around_a_trial(trainer), _trial(trainer, callbacks) as snapshot:
+        yield snapshot
+
+
+@contextlib.contextmanager
+def _trial(trainer: Trainer, callbacks: Sequence[Callback]) -> Iterator[Snapshot]:
     kept = {name: getattr(trainer, name) for name in _KEPT}
     loggers, stage = trainer.loggers, trainer.state.stage
     metrics, first_batch = trainer.metric_log.state_dict(), trainer.metric_log.first_batch
@@ -54,8 +63,7 @@ def trial(trainer: Trainer, callbacks: Sequence[Callback] = ()) -> Iterator[Snap
     trainer.callbacks = list(callbacks)
     trainer.loggers = [DummyLogger() for _ in loggers[:1]]
     try:
-        with isolate_rng():
-            yield snapshot
+        yield snapshot
     finally:
         for name, value in kept.items():
             setattr(trainer, name, value)
@@ -69,30 +77,31 @@ def trial(trainer: Trainer, callbacks: Sequence[Callback] = ()) -> Iterator[Snap
             bar.enable()
 
 
-def run_fit(trainer: Trainer, steps: int) -> FitLoop:
-    """Train for some optimizer steps in a loop of its own, without validation; gives the loop."""
-    from torch_compat.run.states import RunningStage
+def fit_loop_of_a_trial(trainer: Trainer, max_steps: int, *, goes_on: bool = False) -> FitLoop:
+    """A training loop that starts where the run is, and takes its place until the end of the trial; so does one of validation.
+
+    Args:
+        max_steps: as the Trainer's.
+        goes_on: it takes the loaders that the run has, if there are any.
+    """
+    from torch_compat.trainer.evaluation_loop import EvaluationLoop
     from torch_compat.trainer.fit_loop import FitLoop
 
-    before = trainer.fit_loop
-    progress = dataclasses.replace(before.progress, batch=0)
-    limits = (before.min_epochs, before.max_epochs, before.min_steps)
-    loop = FitLoop(trainer, *limits, max_steps=progress.global_step + steps)
-    loop.progress = progress
+    before, validates = trainer.fit_loop, trainer.validate_loop
+    loop = FitLoop(trainer, before.min_epochs, before.max_epochs, before.min_steps, max_steps=max_steps)
+    loop.progress = dataclasses.replace(before.progress, batch=0)
     loop.source.reset(before.source.given)
-    trainer.fit_loop = loop
-    trainer.limit_val_batches = 0
-    trainer.should_stop = False
-    trainer.state.stage = RunningStage.TRAINING
-    try:
-        loop.run()
-    finally:
-        trainer.fit_loop = before
+    validation = EvaluationLoop(trainer, "validation", "val")
+    validation.source.reset(validates.source.given)
+    if goes_on:
+        loop.data.share(before.data)
+        validation.share(validates)
+    trainer.fit_loop, trainer.validate_loop = loop, validation
     return loop
 
 
-def run_evaluation(trainer: Trainer, batches: int) -> None:
-    """Run the stage's evaluation loop anew for some batches."""
+def evaluation_loop_of_a_trial(trainer: Trainer) -> EvaluationLoop | PredictionLoop:
+    """A loop that evaluates as the run's does, and takes its place until the end of the trial."""
     from torch_compat.trainer.evaluation_loop import EvaluationLoop
     from torch_compat.trainer.prediction_loop import PredictionLoop
 
@@ -101,12 +110,8 @@ def run_evaluation(trainer: Trainer, batches: int) -> None:
     before = getattr(trainer, name)
     loop = PredictionLoop(trainer) if name == "predict_loop" else EvaluationLoop(trainer, before.name, before.source.prefix)
     loop.source.reset(before.source.given)
-    trainer.limit_val_batches = trainer.limit_test_batches = trainer.limit_predict_batches = batches
     setattr(trainer, name, loop)
-    try:
-        loop.run()
-    finally:
-        setattr(trainer, name, before)
+    return loop
 
 
 class Snapshot:

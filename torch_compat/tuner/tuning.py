@@ -21,7 +21,8 @@ Method = Literal["fit", "validate", "test", "predict"]
 class Tuner:
     """Runs a few steps of a Trainer's function with changing learning rate or batch size.
 
-    Afterwards weights, optimizers, counters and random generators are as they were; nothing is written to disk.
+    Afterwards weights, optimizers and counters are as they were, after ``lr_find`` random generators too (a search of batch sizes
+    moves them, as in stock); nothing is written to disk.
 
     ::
 

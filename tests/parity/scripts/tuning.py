@@ -134,6 +134,91 @@ def batch_size_found_by_the_callback(run: Run) -> None:
     run.note("size", (finder.optimal_batch_size or 0) * share)
 
 
+class Watched(Tunable):
+    """Writes down each hook, with the sizes of its batch, the calls for loaders, and where torch's generator is."""
+
+    def __init__(self, run: Run, most: int = 10**9) -> None:
+        super().__init__(run, most=most)
+        self.run, self.seen = run, []
+        self.share = GLOBAL_BATCH // run.batch_size
+
+    def saw(self, name: str, *values: Any) -> None:
+        self.seen.append([name, *values, int(torch.get_rng_state().sum())])
+
+    def train_dataloader(self) -> DataLoader:
+        self.saw("train_dataloader", self.batch_size * self.share)
+        return DataLoader(TensorDataset(*regression_data(160)), batch_size=self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        self.saw("val_dataloader", self.batch_size * self.share)
+        return super().val_dataloader()
+
+    test_dataloader = predict_dataloader = val_dataloader
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.layer(batch[0])
+
+
+def _watched(name: str) -> Any:
+    def hook(self: Watched, *values: Any) -> None:
+        trainer = self.trainer
+        batch = [float(values[0][0].sum()), self.batch_size * self.share] if name.endswith("batch_start") else []
+        self.saw(name, trainer.global_step, trainer.current_epoch, *batch)
+
+    return hook
+
+
+for _name in (
+    *("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_train_epoch_end", "on_train_end"),
+    *("on_validation_start", "on_validation_batch_start", "on_validation_end", "on_test_batch_start", "on_predict_batch_start"),
+    *("on_save_checkpoint", "on_load_checkpoint", "on_fit_end"),
+):
+    setattr(Watched, _name, _watched(_name))
+
+
+class Stateful(pl.Callback):
+    """Counts how often its state is asked for, and given."""
+
+    def __init__(self) -> None:
+        self.asked, self.given = 0, []
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return {"asked": self.asked}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.given.append(dict(state_dict))
+
+
+def watch(run: Run, name: str, work: Any, most: int = 10**9, **options: Any) -> None:
+    torch.manual_seed(5)
+    model, kept = Watched(run, most), Stateful()
+    run.initialise(model)
+    trainer = run.trainer(max_epochs=2, callbacks=[kept], **options)
+    work(trainer, model)
+    trainer.fit(model)
+    note = {"seen": model.seen, "asked": kept.asked, "given": kept.given, "found": model.batch_size * model.share}
+    run.note(name, {**note, "weights": numbers(dict(model.state_dict()))})
+
+
+@case
+def generators_and_hooks_of_searches(run: Run) -> None:
+    def size(**options: Any) -> Any:
+        share = GLOBAL_BATCH // run.batch_size
+        return lambda trainer, model: Tuner(trainer).scale_batch_size(model, init_val=16 // share, **options)
+
+    watch(run, "powers", size(max_trials=2))
+    watch(run, "memory ends", size(steps_per_trial=1), most=40)
+    watch(run, "halves", size(mode="binsearch", max_trials=3, steps_per_trial=20, margin=0.0), val_check_interval=1)
+    watch(run, "limits", size(max_trials=2), limit_train_batches=3, limit_val_batches=1, num_sanity_val_steps=0)
+    for method in ("validate", "test", "predict"):
+        watch(run, method, size(max_trials=2, method=method, steps_per_trial=2))
+    watch(run, "rate", lambda trainer, model: Tuner(trainer).lr_find(model, num_training=12), val_check_interval=4)
+
+
 @case
 def batch_size_without_an_attribute(run: Run) -> None:
     Tuner(run.trainer(max_epochs=1)).scale_batch_size(Tunable(run), batch_arg_name="nothing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import jax
 import pytest
@@ -24,7 +25,7 @@ class Looks(BoringModel):
 
 
 @pytest.mark.parametrize("precision", ["64-true", "32-true"])
-def test_a_run_has_them_as_it_asks_and_puts_them_back(precision: str) -> None:
+def test_a_run_has_them_as_it_asks_and_puts_them_back(precision: Any) -> None:
     model = Looks()
     trainer = pl.Trainer(accelerator="cpu", devices=1, precision=precision, max_steps=1, limit_val_batches=0, logger=False)
     assert not are_wide()

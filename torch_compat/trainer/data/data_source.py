@@ -71,6 +71,13 @@ class DataSource:
         instance = self.owner if self.given is None else self.given
         return _DataLoaderSource(instance, f"{self.prefix}_dataloader")
 
+    def count(self) -> int:
+        """Ask for the loaders, and only say how many there are."""
+        return len(self._combined(self._ask()).flattened)
+
+    def _combined(self, loaders: Any) -> CombinedLoader:
+        return loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, self.mode)  # pyright: ignore[reportArgumentType]
+
     def load(self) -> CombinedLoader:
         """Ask for the loaders (again) and prepare each for the mesh.
 
@@ -79,7 +86,7 @@ class DataSource:
             MisconfigurationException: nothing was returned.
         """
         loaders = self._ask()
-        combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, self.mode)  # pyright: ignore[reportArgumentType]
+        combined = self._combined(loaders)
         check_loaders(self._trainer.lightning_module, combined.flattened, f"{self.prefix}_dataloader")
         if not combined.flattened:
             _warn_of_no_batches(loaders)

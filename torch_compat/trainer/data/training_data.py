@@ -61,6 +61,10 @@ class TrainingData:
         trainer = self._trainer
         self.source.load()
         self.source.loaded_at_epoch = trainer.current_epoch
+        self._count()
+
+    def _count(self) -> None:
+        trainer = self._trainer
         self.source.limit(trainer.limit_train_batches)
         if self.source.is_sequential:
             raise ValueError(
@@ -78,6 +82,13 @@ class TrainingData:
                 f"the logs: pass `log_every_n_steps={batches}` or less.",
                 category=PossibleUserWarning,
             )
+
+    def share(self, other: TrainingData) -> None:
+        """Take the loaders of another fit, if it has loaded them, and their iterators."""
+        if other.source.combined is not None:
+            self.source.combined, self.source.loaded_at_epoch = other.source.combined, other.source.loaded_at_epoch
+            self._count()
+            self._epoch = other._epoch
 
     def _begin(self) -> None:
         """Make the iterators of loaders that were just loaded: here, as in stock, since they draw from the random streams.
