@@ -176,7 +176,7 @@ class ProgramCache:
 
     def reading(self, tracer: ScalarTracer, host_values: HostValues) -> contextlib.AbstractContextManager[None]:
         """The context of the user's method in a capture: what it reads and draws is followed."""
-        return self._guards.reading(tracer, host_values.numbers)
+        return self._guards.reading(tracer, host_values)
 
     def raised(self, error: Exception) -> bool:
         """Whether it is the user's own, raised by a step while it was captured; what that had done was taken back."""

@@ -99,3 +99,76 @@ class Shuffling(Classifier):
 def lists_shuffled_and_rows_drawn(run: Run) -> None:
     run.fit(Shuffling(), run.trainer(max_epochs=1), run.loader(*class_data(160)))
     run.note("order", ORDER)
+
+
+def spans(shape: Any, share: float, length: int, there: Tensor | None = None) -> np.ndarray:
+    """Spans of each row that are masked, as many as it has places."""
+    rows, width = shape
+    epsilon = np.random.rand(1).item()
+    mask = np.zeros(shape, dtype=bool)
+    for row, places in enumerate([width] * rows if there is None else there.detach().sum(-1).tolist()):
+        count = max(int(share * places / length + epsilon), 1)
+        for start in np.random.choice(np.arange(places - length + 1), count, replace=False):
+            mask[row, start : start + length] = True
+    return mask
+
+
+def levels(labels: Tensor, classes: int) -> Tensor:
+    """For each label as many ones as it counts."""
+    return torch.stack([torch.tensor([1.0] * label.item() + [0.0] * (classes - 1 - label.item())) for label in labels])
+
+
+def a_few(rows: int) -> tuple[np.ndarray, int]:
+    """Two or three rows, and how many they are."""
+    chosen = np.random.permutation(rows)[: np.random.randint(2, 4)]
+    return chosen, len(chosen)
+
+
+class Masked(Classifier):
+    """Masks spans by functions of numpy that take sizes from what they draw, and from the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filler = torch.nn.Parameter(torch.zeros(1))
+        self.share = 0.2
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        there = (torch.arange(8) < 4 + y[:, None]).long()
+        x = torch.where(torch.from_numpy(spans((len(x), 8), self.share, 2, there)), self.filler, x)
+        x[torch.tensor(spans(x.shape, share=0.1, length=1), dtype=torch.bool)] = 0.5
+        out = self.net(x)
+        loss = F.cross_entropy(out, y) + F.binary_cross_entropy_with_logits(out[:, 1:], levels(y, 3).to(out.dtype))
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("masked", F.cross_entropy(self.net(x * torch.from_numpy(~spans((len(x), 8), 0.5, 1))), y))
+
+    def on_train_epoch_end(self) -> None:
+        self.share += 0.1
+
+
+@case
+def functions_of_numpy_that_need_values(run: Run) -> None:
+    np.random.seed(5)
+    run.fit(Masked(), run.trainer(max_epochs=3), run.loader(*class_data(96)), run.loader(*class_data(32)))
+    run.note("stream", float(np.random.random()))
+
+
+class OfAFew(Classifier):
+    """A loss of a few rows, as many as a function draws."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        chosen, count = a_few(len(x))
+        rows = torch.from_numpy(chosen)
+        return F.cross_entropy(self.net(x), y) + F.cross_entropy(self.net(x[rows]), y[rows]) / count
+
+
+@case
+def rows_of_a_number_that_a_function_draws(run: Run) -> None:
+    np.random.seed(5)
+    run.fit(OfAFew(), run.trainer(max_epochs=3), run.loader(*class_data(64)))
+    run.note("stream", float(np.random.random()))

@@ -200,13 +200,13 @@ def test_a_hook_that_a_step_leaves_on_a_module_is_taken_away_and_refused() -> No
 def test_a_clock_is_read_once_in_a_step() -> None:
     before, numbers = time.time(), HostNumbers({})
     tracer = ScalarTracer(HostValues(numbers), torch.zeros(SLOTS), torch.zeros(SLOTS))
-    with DrawRecorder(tracer, numbers).recording():
+    with DrawRecorder(tracer, HostValues(numbers)).recording():
         now = time.time()
         assert type(now) is HostScalar
         with pytest.raises(CaptureError, match="reads a clock a second time"):
             time.perf_counter()
     later = HostNumbers({})
-    tracer.plan.draws.make(later)
+    tracer.plan.draws.make(HostValues(later))
     expression, _ = now.deferred()
     assert before <= numbers["time.time()"] <= expression(HostValues(later)) <= time.time()
 

@@ -74,7 +74,7 @@ class Steps:
             return self.module.validation_step(batch, tracer.counter("batch_idx"))
 
         def reading(tracer: Any, host_values: HostValues) -> Any:
-            return self.guards.reading(tracer, host_values.numbers)
+            return self.guards.reading(tracer, host_values)
 
         return StepInputs(params, buffers, leaves, spec, call, host_values, reading)
 

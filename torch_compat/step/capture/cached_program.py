@@ -156,7 +156,7 @@ class CachedProgram:
         draws = self.step.scalars.draws
         host_values.take_back = None
         if draws:
-            host_values.take_back = (draws.try_out if self._may_be_taken_back else draws.make)(host_values.numbers)
+            host_values.take_back = (draws.try_out if self._may_be_taken_back else draws.make)(host_values)
 
     def scalars(self, host_values: HostValues) -> tuple[Any, ...]:
         """The host's numbers as its program takes them, among them those that torch draws now."""
@@ -190,7 +190,7 @@ class CachedProgram:
         Draws on which that depends are tried out.
         """
         if self.branches_on_draws:
-            take_back = self.step.scalars.draws.try_out(host_values.numbers)
+            take_back = self.step.scalars.draws.try_out(host_values)
             try:
                 return self._fits(host_values, changed)
             finally:

@@ -8,6 +8,7 @@ import decimal
 import functools
 import importlib
 import random
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.assumptions import Assumptions
 from torch_compat.step.host.changing_numbers import ChangingNumbers
 from torch_compat.step.host.host_values import HostValues
+from torch_compat.step.host.input_functions import input_functions
 from torch_compat.step.host.offsets import MovingOffsets
 from torch_compat.step.host.scalar_plan import ArrayForm, ArraysWantedError
 from torch_compat.step.metrics.calls import MetricsImportedError
@@ -63,6 +65,7 @@ class _Attempt:
         arrays: the forms of arrays that are its inputs.
         offsets: how it takes places that are known before the step.
         tries: how often these were other ones than it uses.
+        functions: that are called before the step.
     """
 
     name: str
@@ -73,6 +76,7 @@ class _Attempt:
     arrays: tuple[ArrayForm, ...] = ()
     offsets: MovingOffsets = field(default_factory=MovingOffsets)
     tries: int = 0
+    functions: tuple[types.FunctionType, ...] = ()
 
 
 Use = Callable[[StepRun, StepInputs], _T]
@@ -100,6 +104,7 @@ class CaptureSession:
         self._op_by_op: set[str] = set()  # names of steps that cannot be recorded
         self._arrays: dict[str, tuple[ArrayForm, ...]] = {}  # by name of the step, those that it used last
         self._exact_offsets: set[str] = set()  # names of steps that want places as constants
+        self._functions: dict[str, tuple[types.FunctionType, ...]] = {}  # by name of the step, those that are called before it
         self._attended: dict[str, ChangingNumbers] = {}
         self._redo: tuple[Callable[[], None], ...] = ()  # of the last run
         self.raised: Exception | None = None
@@ -205,6 +210,7 @@ class CaptureSession:
         self._op_by_op.discard(name)
         self._attended.pop(name, None)
         self._arrays.pop(name, None)
+        self._functions.pop(name, None)
         self._exact_offsets.discard(name)
 
     def _run(
@@ -262,7 +268,9 @@ class CaptureSession:
     def _fresh(self, name: str, host_values: HostValues) -> _Attempt:
         way = Way.OP_BY_OP if name in self._op_by_op or not is_enabled() else Way.RECORDED
         offsets = MovingOffsets(name in self._exact_offsets)
-        return _Attempt(name, host_values, way, arrays=self._arrays.get(name, ()), offsets=offsets)
+        return _Attempt(
+            name, host_values, way, arrays=self._arrays.get(name, ()), offsets=offsets, functions=self._functions.get(name, ())
+        )
 
     def _run_once(self, attempt: _Attempt, spec: StepSpec, use: Use[_T], needs_graph: Callable[[StepInputs], bool]) -> _T:
         """Run a step once for ``use``, and take back what it did."""
@@ -272,7 +280,13 @@ class CaptureSession:
             precision = matmul_precision(torch.get_float32_matmul_precision())
             with self._guards.capturing(name, attended=attended) as changed, precision, self._lists(), no_hooks_installed():
                 inputs = spec.inputs(attempt.host_values)
-                inputs = replace(inputs, arrays=attempt.arrays, numbers=self._attended.get(name), offsets=attempt.offsets)
+                inputs = replace(
+                    inputs,
+                    arrays=attempt.arrays,
+                    numbers=self._attended.get(name),
+                    offsets=attempt.offsets,
+                    functions=attempt.functions,
+                )
                 if way is Way.OP_BY_OP and needs_graph(inputs):
                     way = Way.TRACED
                 run = run_step(spec, inputs, way)
@@ -315,6 +329,16 @@ class CaptureSession:
         ):  # one of the user's may come of a guess
             return replace(attempt, way=way, refused=attempt.refused or cause)
         return replace(attempt, way=way)
+
+    def _with_functions_called_before(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
+        cause = error.__cause__ if isinstance(error, NotRecordable) else error
+        if attempt.way is not Way.RECORDED or not isinstance(cause, CaptureError):
+            return None
+        new = tuple(one for one in input_functions(cause) if one not in attempt.functions)
+        if not new:
+            return None
+        self._functions[attempt.name] = (*attempt.functions, *new)
+        return replace(attempt, functions=self._functions[attempt.name])
 
     def _with_torchmetrics(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
         if not isinstance(error, MetricsImportedError):
@@ -380,6 +404,7 @@ class _Retry:
 
 
 _MENDING = (
+    _Retry("with functions called before it that need values", CaptureSession._with_functions_called_before, mends=True),
     _Retry("as it runs, since its ops cannot be recorded", CaptureSession._as_it_runs, mends=True),
     _Retry("with torchmetrics imported", CaptureSession._with_torchmetrics, mends=True),
     _Retry("with what it needs done outside of captures", CaptureSession._with_that_done_outside, mends=True),

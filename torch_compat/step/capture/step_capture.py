@@ -10,6 +10,7 @@ import contextlib
 import enum
 import functools
 import traceback
+import types
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -32,6 +33,7 @@ from torch_compat.step.host.batch_values import AskedValues
 from torch_compat.step.host.changing_numbers import ChangingNumbers
 from torch_compat.step.host.functions import recording_host_functions
 from torch_compat.step.host.host_values import HostValues
+from torch_compat.step.host.input_functions import InputFunctions
 from torch_compat.step.host.number_functions import taking_host_scalars
 from torch_compat.step.host.offsets import MovingOffsets
 from torch_compat.step.host.regions import slicing_at_moving_bounds
@@ -82,6 +84,7 @@ class StepInputs:
         shared: which of the leaves have the memory of others.
         carried: how many of the leaves, its last, are tensors that it carries from batch to batch.
         by_torch: whether torch draws its random numbers, on the host.
+        functions: that are called before the step, where that can be.
     """
 
     params: Mapping[str, torch.Tensor]
@@ -103,6 +106,7 @@ class StepInputs:
     shared: Sequence[SharedMemory] = ()
     carried: int = 0
     by_torch: bool = False
+    functions: tuple[types.FunctionType, ...] = ()
 
     @property
     def form(self) -> Hashable:
@@ -257,6 +261,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 slicing_at_moving_bounds(inputs.offsets),
                 contextlib.nullcontext() if inputs.numbers is None else inputs.numbers.lifting(tracer),
                 trace.hooks.followed(),
+                InputFunctions(inputs.functions, tracer, asked).available(),
             ):
                 recording.calls = trace.calls
                 texts = BatchTexts(tracer)

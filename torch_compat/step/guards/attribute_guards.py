@@ -24,6 +24,7 @@ from torch_compat.step.guards.locations import Entry
 from torch_compat.step.guards.one_shot_objects import holds_consumed, is_iterator, refuse, runs_no_code
 from torch_compat.step.guards.pulled_places import PulledPlace, given
 from torch_compat.step.host.draws import GENERATORS, DrawRecorder
+from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.metrics.calls import metric_modules
 from torch_compat.step.values.marks import PLAIN
@@ -268,9 +269,9 @@ class AttributeGuards:
         return path not in self._metrics or (not name.startswith("_") and isinstance(value, PLAIN))
 
     @contextlib.contextmanager
-    def reading(self, tracer: ScalarTracer, numbers: dict[str, Any]) -> Iterator[None]:
+    def reading(self, tracer: ScalarTracer, host_values: HostValues) -> Iterator[None]:
         """Let numbers that the host changes, and numbers drawn at random, be inputs while the user's Python is captured."""
-        with DrawRecorder(tracer, numbers).recording() as self._draws:
+        with DrawRecorder(tracer, host_values).recording() as self._draws:
             self._tracer = tracer
             try:
                 yield

@@ -55,6 +55,7 @@ from torch_compat.step.guards.taking import is_taking, iterator_of, take
 from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.draws import recorded
 from torch_compat.step.host.host_future import as_float, as_int, length_of
+from torch_compat.step.host.input_functions import as_input
 from torch_compat.step.host.number_functions import constructor, extreme_of, of_lists
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import host_random_state, same_state
@@ -130,7 +131,16 @@ class CalledFunctions:
         """A function that records what another takes from an iterator, or draws; None for one that does neither."""
         if self._places.taken is not None and is_taking(function):
             return functools.partial(self._takes, self._places.taken, function)
+        if (made := as_input(function)) is not None:
+            return self._wrapped(self._silently(made))
         return None if (draw := recorded(function)) is None else self._wrapped(draw)
+
+    def _silently(self, function: Any) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._instrumented.silent():
+                return function(*args, **kwargs)
+
+        return call
 
     def _of_numbers(self, function: Any) -> Any:
         """The function that takes numbers, or arrays, of the step in place of one of Python's; None for any other function."""

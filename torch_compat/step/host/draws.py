@@ -15,19 +15,23 @@ import time
 import traceback
 import types
 from collections import ChainMap
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jax.extend.core import get_opaque_trace_state
 
 from torch_compat.step.host.arrays import HostArray, is_array
 from torch_compat.step.host.host_values import Expression, HostValues
+from torch_compat.step.host.input_functions import FunctionCall
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from torch_compat.step.values.generators import same_state, set_state, state_of
+from xlatrain.bridge.capture.cut import really
 from xlatrain.bridge.errors import CaptureError, is_user_file, user_line
 from xlatrain.bridge.patches import patched
+
+_T = TypeVar("_T")
 
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _PYTHON, _NUMPY = random._inst, np.random.mtrand._rand  # pyright: ignore[reportAttributeAccessIssue]
@@ -50,10 +54,20 @@ class Draw:
     name: str
     form: Any = None
 
-    def make(self, numbers: Any) -> Any:
-        """Draw; ``numbers`` has those of the step that have been drawn before."""
-        args = [list(one) if type(one) is list else _resolved(one, numbers) for one in self.args]  # which may be shuffled
-        kwargs = {name: _resolved(one, numbers) for name, one in self.kwargs.items()}
+    @property
+    def generators(self) -> tuple[Any, ...]:
+        """The generators that it moves on."""
+        return () if self.generator is time else (self.generator,)
+
+    @property
+    def text(self) -> str:
+        """The draw in words."""
+        return f"{self.name} {self.args} {self.kwargs} of {id(self.generator)}"
+
+    def make(self, host_values: HostValues) -> Any:
+        """Draw; ``host_values`` have the numbers of the step that have been drawn before."""
+        args = [list(one) if type(one) is list else _resolved(one, host_values) for one in self.args]  # which may be shuffled
+        kwargs = {name: _resolved(one, host_values) for name, one in self.kwargs.items()}
         value: Any = getattr(self.generator, self.method)(*args, **kwargs)
         if self.method == "shuffle" and type(args[0]) is list:
             value = args[0]
@@ -75,26 +89,26 @@ class _Computed:
         return self.text
 
 
-def _resolved(arg: Any, numbers: Any) -> Any:
-    return arg.expression(HostValues(numbers)) if type(arg) is _Computed else arg
+def _resolved(arg: Any, host_values: HostValues) -> Any:
+    return arg.expression(host_values) if type(arg) is _Computed else arg
 
 
 class Draws:
     """The draws of one captured step, in order."""
 
-    def __init__(self, made: Sequence[Draw]) -> None:
+    def __init__(self, made: Sequence[Draw | FunctionCall]) -> None:
         self._made = tuple(made)
-        self._generators = list({id(draw.generator): draw.generator for draw in made if draw.generator is not time}.values())
+        self._generators = list({id(one): one for draw in made for one in draw.generators}.values())
 
-    def make(self, numbers: MutableMapping[str, Any]) -> None:
+    def make(self, host_values: HostValues) -> None:
         """Draw, and put the numbers among those of a step."""
         for draw in self._made:
-            numbers[draw.name] = draw.make(numbers)
+            host_values.numbers[draw.name] = draw.make(host_values)
 
-    def try_out(self, numbers: dict[str, Any]) -> Callable[[], None]:
+    def try_out(self, host_values: HostValues) -> Callable[[], None]:
         """Make the draws, see :meth:`make`, and return a function that takes them back."""
         before = [state_of(generator) for generator in self._generators]
-        self.make(numbers)
+        self.make(host_values)
 
         def take_back() -> None:
             for generator, state in zip(self._generators, before, strict=True):
@@ -108,7 +122,7 @@ class Draws:
     @property
     def texts(self) -> list[str]:
         """The draws in words, in order: two steps that draw otherwise leave generators in other places."""
-        return [f"{draw.name} {draw.args} {draw.kwargs} of {id(draw.generator)}" for draw in self._made]
+        return [draw.text for draw in self._made]
 
     @property
     def names(self) -> frozenset[str]:
@@ -121,13 +135,17 @@ class DrawRecorder:
 
     Args:
         tracer: the capture's, in which the numbers are counters.
-        numbers: the step's, to which those that are drawn are added.
+        host_values: the step's, to whose numbers those that are drawn are added.
+
+    Attributes:
+        is_off: whether a function is called whose draws are its own business.
     """
 
-    def __init__(self, tracer: ScalarTracer, numbers: dict[str, Any]) -> None:
+    def __init__(self, tracer: ScalarTracer, host_values: HostValues) -> None:
+        self.is_off = False
         self._tracer = tracer
-        self._numbers = numbers
-        self._made: list[Draw] = []
+        self._host_values = host_values
+        self._made: list[Draw | FunctionCall] = []
         self._before: dict[int, tuple[Any, Any]] = {}
 
     @contextlib.contextmanager
@@ -146,16 +164,50 @@ class DrawRecorder:
                 for name in _methods(module, generator)
             ]
             clocks = [name for name in _CLOCKS if isinstance(getattr(time, name), types.BuiltinFunctionType)]
+            self._tracer.recorder = self
             with patched([*functions, *((time, name, self._clock(name)) for name in clocks)]):
                 yield self
             self._check()
         finally:
+            self._tracer.recorder = None
             for generator, state in self._before.values():
                 set_state(generator, state)
 
     def has_drawn(self) -> bool:
         """Whether there were draws so far."""
         return bool(self._made)
+
+    def new_name(self, text: str) -> str:
+        """The name of a next draw."""
+        return f"{text}() number {len(self._made)}"
+
+    def call(self, made: FunctionCall, first: Callable[[HostValues], tuple[tuple[Any, ...], _T]]) -> tuple[tuple[Any, ...], _T]:
+        """``first``, the first call of a function that is called before each step, noted; where it raises nothing has been drawn.
+
+        Raises:
+            Exception: that of ``first``.
+        """
+        before = [(generator, state_of(generator)) for generator in made.generators]
+        try:
+            with self._off():
+                found = first(self._host_values)
+        except BaseException:
+            for generator, state in before:
+                set_state(generator, state)
+            raise
+        self._made.append(made)
+        self._host_values.numbers[made.name] = found[0]
+        return found
+
+    @contextlib.contextmanager
+    def _off(self) -> Iterator[None]:
+        """Within the block nothing is noted, and torch computes with values."""
+        self.is_off = True
+        try:
+            with really():
+                yield
+        finally:
+            self.is_off = False
 
     def stand_in(self, generator: Any, text: str) -> Any:
         """The stand-in that the step gets for a generator that it keeps."""
@@ -164,12 +216,14 @@ class DrawRecorder:
 
     def _recorded(self, generator: Any, method: str, text: str) -> Callable[..., Any]:
         def draw(*args: Any, **kwargs: Any) -> Any:
-            name = f"{text}.{method}() number {len(self._made)}"
+            if self.is_off:
+                return getattr(generator, method)(*args, **kwargs)
+            name = self.new_name(f"{text}.{method}")
             shuffled = args[0] if method == "shuffle" and args else None
             args = tuple(list(map(_exact, arg)) if arg is shuffled and type(arg) is list else _exact(arg) for arg in args)
             kwargs = {key: _exact(arg) for key, arg in kwargs.items()}
             draw = Draw(generator, method, args, kwargs, name)
-            value = draw.make(self._numbers)
+            value = draw.make(self._host_values)
             form = _form(value)
             is_given = form is not None and any(value is one for one in (*args, *kwargs.values()))  # rng.random(out=buffer)
             if is_given or (form is None and type(value) not in (int, float)):
@@ -180,7 +234,7 @@ class DrawRecorder:
                     "  Fix: draw with torch (torch.rand, torch.randperm, …) in the step, or draw in a hook or in the dataset."
                 )
             self._made.append(replace(draw, form=form))
-            self._numbers[name] = value
+            self._host_values.numbers[name] = value
             if form is None:
                 return self._tracer.drawn(name)
             self._tracer.note_drawn(name)
@@ -204,18 +258,18 @@ class DrawRecorder:
         text = f"time.{name}()"
 
         def read() -> Any:
-            if threading.get_ident() != thread or not is_user_file(sys._getframe(1).f_code.co_filename):
+            if self.is_off or threading.get_ident() != thread or not is_user_file(sys._getframe(1).f_code.co_filename):
                 return clock()
             if get_opaque_trace_state(convention="nnx") != trace:  # in a function that JAX traces, where a number is a constant
                 return clock()
-            if any(draw.generator is time for draw in self._made):
+            if any(type(draw) is Draw and draw.generator is time for draw in self._made):
                 raise CaptureError(
                     f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: it reads a clock a second "
                     "time, and how long a part of a compiled step takes cannot be seen from its Python.\n  Fix: read clocks in "
                     "hooks (on_train_batch_start, on_train_batch_end), or use the profiler."
                 )
             self._made.append(Draw(time, name, (), {}, text))
-            self._numbers[text] = clock()
+            self._host_values.numbers[text] = clock()
             return self._tracer.drawn(text)
 
         return read
@@ -226,7 +280,9 @@ class DrawRecorder:
         for generator, state in self._before.values():
             set_state(generator, state)
         draws = Draws(self._made)
-        draws.make(ChainMap({}, self._numbers))
+        numbers: Any = ChainMap({}, self._host_values.numbers)
+        with self._off():
+            draws.make(replace(self._host_values, numbers=numbers))
         for (generator, _), state in zip(self._before.values(), after, strict=True):
             if not same_state(state_of(generator), state):
                 raise CaptureError(

@@ -189,6 +189,11 @@ class HostFuture:
         known, kind = self._known, type(self._like)
         return known is not None and known.of_state and not known.changed and self._traced is not None and kind in (int, float)
 
+    def known_before(self) -> tuple[Expression, str] | None:
+        """An expression that gives it before the step, and its text, where the batch tells it."""
+        known = self._known
+        return None if known is None or known.of_state or known.changed else (known.of, known.text)
+
     def may_move(self) -> bool:
         """Whether programs may take it as an input; if not, it is a constant of each."""
         return self._calls.asked is not None and self._calls.asked.offsets.meet()

@@ -34,6 +34,7 @@ from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
     from torch_compat.plugins.loss_scaling import LossScaling
+    from torch_compat.step.host.draws import DrawRecorder
 
 
 class ScalarTracer:
@@ -44,6 +45,9 @@ class ScalarTracer:
         wholes, fractions: the traced inputs, int64[SLOTS] and float32[SLOTS] (float64 with x64).
         arrays: the traced inputs that are arrays, with the dtype that each has for torch.
         loss_scale: loss scaling on traced tensors; None without.
+
+    Attributes:
+        recorder: notes what is drawn; None before and after the user's Python.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class ScalarTracer:
     ) -> None:
         self.loss_scale = loss_scale
         self.plan = ScalarPlan()
+        self.recorder: DrawRecorder | None = None
         self._env = host_values
         self._late: dict[str, int | float] = {}
         self._inputs = {"wholes": wholes, "fractions": fractions}
