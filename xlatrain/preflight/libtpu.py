@@ -12,15 +12,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.requirements import Requirement
 
 from xlatrain.host.libtpu_environment import set_environment
 from xlatrain.supported import how_to_install
-
-if TYPE_CHECKING:
-    from jax.sharding import Mesh
 
 
 class LibtpuError(RuntimeError):
@@ -81,26 +78,6 @@ def describe(name: str, options: Mapping[str, Any]) -> Sequence[Any]:
             return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except Exception as error:
         raise LibtpuError(f"libtpu {version('libtpu')} gives no devices for {name!r}: {error}") from error
-
-
-@contextlib.contextmanager
-def nothing_kept(mesh: Mesh) -> Iterator[None]:
-    """The persistent compilation cache keeps no TPU program: JAX cannot load one again for devices that are not here.
-
-    A program for the CPUs of this machine is kept, and a run of the same step finds it there.
-    """
-    import jax
-
-    if mesh.devices.flat[0].platform == "cpu":
-        yield
-        return
-    name = "jax_persistent_cache_min_compile_time_secs"
-    before = getattr(jax.config, name)
-    jax.config.update(name, float("inf"))
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
 
 
 @contextlib.contextmanager

@@ -9,12 +9,14 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from xlatrain.mesh.mesh import platform
 from xlatrain.preflight import libtpu, stored
 from xlatrain.preflight.costs import Costs
 from xlatrain.preflight.hlo import Collective, Hlo
 from xlatrain.preflight.stored import StoredProgram
 from xlatrain.step.device_memory import Shortage
 from xlatrain.xla import flops
+from xlatrain.xla.compilation_cache import nothing_kept
 from xlatrain.xla.flops import Flops
 
 
@@ -132,7 +134,7 @@ def compile_step(step: Step, mesh: Mesh, store: Path | None = None) -> CompiledS
     kept = None if store is None else stored.store(lowered, step.name, store)
     start = time.perf_counter()
     try:
-        with libtpu.quiet_stderr(), libtpu.nothing_kept(mesh):
+        with libtpu.quiet_stderr(), nothing_kept(platform(mesh)):
             compiled = lowered.compile()
     except Exception as error:
         short = Shortage.from_error(error)

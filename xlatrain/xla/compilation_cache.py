@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,26 @@ def _keep_all() -> None:
     """Keep programs however fast they were compiled, where the user has not decided."""
     if _MIN_TIME.upper() not in os.environ and getattr(jax.config, _MIN_TIME) == _MIN_TIME_OF_JAX:
         jax.config.update(_MIN_TIME, 0.0)
+
+
+@contextlib.contextmanager
+def nothing_kept(platform: str) -> Iterator[None]:
+    """The cache keeps no TPU program that is compiled in the block: JAX cannot load one again for devices that are not here.
+
+    A program for the CPUs of this machine is kept: preflight compiles it, and a run of the same step finds it.
+
+    Args:
+        platform: of the devices that programs are compiled for, ``"cpu"`` or ``"tpu"``.
+    """
+    if platform == "cpu":
+        yield
+        return
+    before = getattr(jax.config, _MIN_TIME)
+    jax.config.update(_MIN_TIME, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(_MIN_TIME, before)
 
 
 def _bound(folder: Path, largest: int) -> None:

@@ -39,6 +39,7 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from xlatrain.mesh.mesh import platform
+from xlatrain.xla.compilation_cache import nothing_kept
 
 _FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
 _LIBRARIES = (_FUSIONS, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE")
@@ -89,7 +90,8 @@ def _is_known(flag: str, value: str, device: Any) -> bool:
     """Whether the device's compiler knows the flag and this value of it: experimental ones come and go."""
     probe = jax.jit(lambda x: x, compiler_options={flag: value})
     try:
-        probe.lower(jax.ShapeDtypeStruct((), np.float32, sharding=SingleDeviceSharding(device))).compile()
+        with nothing_kept(device.platform):
+            probe.lower(jax.ShapeDtypeStruct((), np.float32, sharding=SingleDeviceSharding(device))).compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True

@@ -89,6 +89,10 @@ def start() -> Iterator[Start]:
 
 def _start(script: Path, *arguments: str, width: int) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TPU_", "JAX_", "ALLOW_MULTIPLE"))}
+    environment |= {
+        "JAX_COMPILATION_CACHE_DIR": str(script.parent / "programs"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
     command = [sys.executable, "-m", "xlatrain.cli", "preflight", *arguments, str(script), str(width)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=script.parent
@@ -142,6 +146,7 @@ def test_two_at_once_of_an_unchanged_script(start: Start, script: Path, tmp_path
     found = json.loads(out)
     assert found["chips"] == 4 and found["parameters"] == 2 * (1 << 28) + 2 * (1 << 14)
     assert found["peak_memory"] < 2 * 2**30
+    assert not list((tmp_path / "programs").glob("*-cache")), "JAX warns in the next process that it cannot load a TPU's program"
 
 
 def test_what_cannot_be_examined(start: Start, script: Path, tmp_path: Path) -> None:
