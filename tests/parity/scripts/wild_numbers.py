@@ -172,3 +172,33 @@ def rows_of_a_number_that_a_function_draws(run: Run) -> None:
     np.random.seed(5)
     run.fit(OfAFew(), run.trainer(max_epochs=3), run.loader(*class_data(64)))
     run.note("stream", float(np.random.random()))
+
+
+CHECKED = """
+def checked(values):
+    if not isinstance(values[getrandbits(32) % len(values)], Tensor):
+        raise TypeError(values)
+    return values
+"""
+
+
+class Checked(Classifier):
+    """Calls a function whose list beartype checks: one entry, which is drawn from Python's generator."""
+
+    def __init__(self, checked: Any) -> None:
+        super().__init__()
+        self.checked = checked
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        share = random.random()
+        return F.cross_entropy(self.net(sum(self.checked([share * x, (1 - share) * x]))), y)
+
+
+@case
+def lists_that_beartype_checks(run: Run) -> None:
+    names: dict[str, Any] = {"getrandbits": random.getrandbits, "Tensor": Tensor}
+    exec(compile(CHECKED, "<@beartype(checked) at 0x1>", "exec"), names)
+    random.seed(4)
+    run.fit(Checked(names["checked"]), run.trainer(max_epochs=2), run.loader(*class_data(64)))
+    run.note("stream", random.random())

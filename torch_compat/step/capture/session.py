@@ -28,6 +28,7 @@ from torch_compat.step.guards.place_guards import ChangedSurroundingsError
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.assumptions import Assumptions
 from torch_compat.step.host.changing_numbers import ChangingNumbers
+from torch_compat.step.host.draws import UnseenDrawError
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.input_functions import input_functions
 from torch_compat.step.host.offsets import MovingOffsets
@@ -66,6 +67,7 @@ class _Attempt:
         offsets: how it takes places that are known before the step.
         tries: how often these were other ones than it uses.
         functions: that are called before the step.
+        watches_draws: whether draws by functions that somebody imported by name are looked for.
     """
 
     name: str
@@ -77,6 +79,7 @@ class _Attempt:
     offsets: MovingOffsets = field(default_factory=MovingOffsets)
     tries: int = 0
     functions: tuple[types.FunctionType, ...] = ()
+    watches_draws: bool = False
 
 
 Use = Callable[[StepRun, StepInputs], _T]
@@ -105,6 +108,7 @@ class CaptureSession:
         self._arrays: dict[str, tuple[ArrayForm, ...]] = {}  # by name of the step, those that it used last
         self._exact_offsets: set[str] = set()  # names of steps that want places as constants
         self._functions: dict[str, tuple[types.FunctionType, ...]] = {}  # by name of the step, those that are called before it
+        self._watched: set[str] = set()  # names of steps in which draws are looked for
         self._attended: dict[str, ChangingNumbers] = {}
         self._redo: tuple[Callable[[], None], ...] = ()  # of the last run
         self.raised: Exception | None = None
@@ -211,6 +215,7 @@ class CaptureSession:
         self._attended.pop(name, None)
         self._arrays.pop(name, None)
         self._functions.pop(name, None)
+        self._watched.discard(name)
         self._exact_offsets.discard(name)
 
     def _run(
@@ -268,9 +273,8 @@ class CaptureSession:
     def _fresh(self, name: str, host_values: HostValues) -> _Attempt:
         way = Way.OP_BY_OP if name in self._op_by_op or not is_enabled() else Way.RECORDED
         offsets = MovingOffsets(name in self._exact_offsets)
-        return _Attempt(
-            name, host_values, way, arrays=self._arrays.get(name, ()), offsets=offsets, functions=self._functions.get(name, ())
-        )
+        arrays, functions, watches = self._arrays.get(name, ()), self._functions.get(name, ()), name in self._watched
+        return _Attempt(name, host_values, way, arrays=arrays, offsets=offsets, functions=functions, watches_draws=watches)
 
     def _run_once(self, attempt: _Attempt, spec: StepSpec, use: Use[_T], needs_graph: Callable[[StepInputs], bool]) -> _T:
         """Run a step once for ``use``, and take back what it did."""
@@ -286,6 +290,7 @@ class CaptureSession:
                     numbers=self._attended.get(name),
                     offsets=attempt.offsets,
                     functions=attempt.functions,
+                    watches_draws=attempt.watches_draws,
                 )
                 if way is Way.OP_BY_OP and needs_graph(inputs):
                     way = Way.TRACED
@@ -339,6 +344,13 @@ class CaptureSession:
             return None
         self._functions[attempt.name] = (*attempt.functions, *new)
         return replace(attempt, functions=self._functions[attempt.name])
+
+    def _with_draws_watched(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
+        cause = error.__cause__ if isinstance(error, NotRecordable) else error
+        if attempt.watches_draws or not isinstance(cause, UnseenDrawError):
+            return None
+        self._watched.add(attempt.name)
+        return replace(attempt, watches_draws=True)
 
     def _with_torchmetrics(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
         if not isinstance(error, MetricsImportedError):
@@ -404,6 +416,7 @@ class _Retry:
 
 
 _MENDING = (
+    _Retry("with draws by functions that were imported by name", CaptureSession._with_draws_watched, mends=True),
     _Retry("with functions called before it that need values", CaptureSession._with_functions_called_before, mends=True),
     _Retry("as it runs, since its ops cannot be recorded", CaptureSession._as_it_runs, mends=True),
     _Retry("with torchmetrics imported", CaptureSession._with_torchmetrics, mends=True),

@@ -85,6 +85,7 @@ class StepInputs:
         carried: how many of the leaves, its last, are tensors that it carries from batch to batch.
         by_torch: whether torch draws its random numbers, on the host.
         functions: that are called before the step, where that can be.
+        watches_draws: whether draws by functions that somebody imported by name are looked for.
     """
 
     params: Mapping[str, torch.Tensor]
@@ -107,6 +108,7 @@ class StepInputs:
     carried: int = 0
     by_torch: bool = False
     functions: tuple[types.FunctionType, ...] = ()
+    watches_draws: bool = False
 
     @property
     def form(self) -> Hashable:
@@ -220,6 +222,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         arrays, scale = rest[: len(inputs.arrays)], rest[len(inputs.arrays) :]
         scaling = None if inputs.scaler is None else LossScaling(inputs.scaler, *scale)
         tracer = ScalarTracer(inputs.host_values, wholes, fractions, scaling, arrays)
+        tracer.watches_draws = inputs.watches_draws
         trace.scalars = tracer.plan
         values = {
             name: standing_for(value.detach().requires_grad_(flags[name]), param)

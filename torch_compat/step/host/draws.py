@@ -130,6 +130,10 @@ class Draws:
         return frozenset(draw.name for draw in self._made)
 
 
+class UnseenDrawError(CaptureError):
+    """A step draws by a function that its capture has not seen."""
+
+
 class DrawRecorder:
     """Notes the draws of the step that is being captured.
 
@@ -146,6 +150,7 @@ class DrawRecorder:
         self._tracer = tracer
         self._host_values = host_values
         self._made: list[Draw | FunctionCall] = []
+        self._unseen = ""
         self._before: dict[int, tuple[Any, Any]] = {}
 
     @contextlib.contextmanager
@@ -165,13 +170,38 @@ class DrawRecorder:
             ]
             clocks = [name for name in _CLOCKS if isinstance(getattr(time, name), types.BuiltinFunctionType)]
             self._tracer.recorder = self
-            with patched([*functions, *((time, name, self._clock(name)) for name in clocks)]):
+            watched = self._watched() if self._tracer.watches_draws else contextlib.nullcontext()
+            with patched([*functions, *((time, name, self._clock(name)) for name in clocks)]), watched:
                 yield self
             self._check()
         finally:
             self._tracer.recorder = None
             for generator, state in self._before.values():
                 set_state(generator, state)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Within the block draws by functions that somebody imported by name are seen, too.
+
+        Of beartype's, which choose the entry of a list whose type is checked, nothing in the step depends on the numbers.
+        """
+        before = sys.getprofile()
+
+        def watch(frame: types.FrameType, event: str, function: Any) -> None:
+            owner = getattr(function, "__self__", None) if event == "c_call" else None
+            if (owner is not _PYTHON and owner is not _NUMPY) or self.is_off or frame.f_code is Draw.make.__code__:
+                return
+            if frame.f_code.co_filename.startswith("<@beartype(") and function.__name__ == "getrandbits":
+                name = self.new_name("beartype's random.getrandbits")
+                self._made.append(Draw(_PYTHON, "getrandbits", (32,), {}, name))
+            elif function.__name__ not in _NO_DRAWS:
+                self._unseen = self._unseen or f"{frame.f_code.co_filename}:{frame.f_lineno}: {function.__qualname__}()\n  "
+
+        sys.setprofile(watch)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
 
     def has_drawn(self) -> bool:
         """Whether there were draws so far."""
@@ -285,8 +315,9 @@ class DrawRecorder:
             draws.make(replace(self._host_values, numbers=numbers))
         for (generator, _), state in zip(self._before.values(), after, strict=True):
             if not same_state(state_of(generator), state):
-                raise CaptureError(
-                    f"the step draws from the random generator of {'numpy' if generator is _NUMPY else 'Python'} in a way that "
+                whose = "numpy" if generator is _NUMPY else "Python"
+                raise UnseenDrawError(
+                    f"{self._unseen}the step draws from the random generator of {whose} in a way that "
                     "cannot be repeated for every step, such as an installed library's own draws.\n  Fix: call it as "
                     "random.f() or np.random.f() in the step, draw with torch (torch.rand, …), or draw in a hook or dataset."
                 )

@@ -48,6 +48,7 @@ class ScalarTracer:
 
     Attributes:
         recorder: notes what is drawn; None before and after the user's Python.
+        watches_draws: whether draws by functions that somebody imported by name are looked for.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ScalarTracer:
         self.loss_scale = loss_scale
         self.plan = ScalarPlan()
         self.recorder: DrawRecorder | None = None
+        self.watches_draws = False
         self._env = host_values
         self._late: dict[str, int | float] = {}
         self._inputs = {"wholes": wholes, "fractions": fractions}
