@@ -14,6 +14,7 @@ from basics import Classifier, Regression, class_data, regression_data
 from lightning.pytorch.plugins import Precision
 from recording import GLOBAL_BATCH, Run, case
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 
@@ -444,3 +445,20 @@ def cache_that_forward_fills(run: Run) -> None:
     net = Net()
     run.fit(net, run.trainer(max_epochs=2), run.loader(data), run.loader(data))
     run.note("table", None if net.positions.table is None else net.positions.table.flatten().tolist())
+
+
+@case
+def attention_by_kernels_that_are_named(run: Run) -> None:
+    class Net(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            heads = x.view(len(x), 2, 2, 2)
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+                heads = F.scaled_dot_product_attention(heads, heads, heads * self.net[0].weight.mean())
+            with torch.backends.cuda.sdp_kernel(enable_math=False):
+                heads = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+            loss = F.cross_entropy(self.net(heads.flatten(1)), y)
+            self.log("loss", loss)
+            return loss
+
+    run.fit(Net(), run.trainer(max_epochs=2), run.loader(*class_data(64)))

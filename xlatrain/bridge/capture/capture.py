@@ -424,6 +424,11 @@ _NAMES = [
 ]
 """What user code that prints or looks up the class of a tensor expects."""
 
+_KERNELS: list[tuple[Any, str, Any]] = [
+    (torch._C, name, lambda _: None) for name in dir(torch._C) if name.startswith("_set_sdp_use_")
+]
+"""Setters with which ``sdpa_kernel`` in a step chooses kernels of torch's: a program has the platform's own."""
+
 
 @contextlib.contextmanager
 def _capture_backends() -> Iterator[None]:
@@ -440,7 +445,7 @@ def _capture_backends() -> Iterator[None]:
         generation_in_loops(capture_part),
         masked_rows(),
         packed_sequences(),
-        patched(_NAMES),
+        patched([*_NAMES, *_KERNELS]),
     ):
         yield
 
