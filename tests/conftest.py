@@ -143,6 +143,16 @@ def _aliases() -> set[str]:
     return finders | {root for root in ("lightning", "lightning_fabric", "pytorch_lightning") if root in sys.modules}
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_programs_of_earlier_sessions() -> Iterator[None]:
+    """Tests replace parts of what programs are made by; the processes that they start take programs of earlier ones."""
+    from xlatrain.xla import kept_files
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_files, "use", lambda folder: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_graphs_of_other_tests() -> None:
     """A module takes the graphs and programs of any other one, so that a test would see those of the tests before it."""

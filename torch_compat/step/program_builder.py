@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from torch_compat.run.report import ExecutorLog
 from torch_compat.step.capture.cached_program import Built
 from torch_compat.step.capture.captured_step import CapturedStep
+from torch_compat.step.kept_graphs import settings
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.optimizer_set import OptimizerSet
 from torch_compat.step.placed_batch import PlacedBatch
@@ -23,11 +24,15 @@ from torch_compat.step.programs import (
     updating_program,
 )
 from torch_compat.step.update.plan import UpdatePlan, update
+from xlatrain.bridge.capture.capture import Capture
 from xlatrain.bridge.capture.vocabulary import losses_of
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.lower.graph_text import graph_text
 from xlatrain.bridge.lower.kernels.chosen import kernels_of
 from xlatrain.step.stacking import Stacking
 from xlatrain.step.step import StepBuilder, no_update
+from xlatrain.xla.stored_programs import StoredProgram, may_be_stored
+from xlatrain.xla.told import told
 
 
 class ProgramBuilder:
@@ -130,6 +135,8 @@ class ProgramBuilder:
             return Built(make(), False, stacking)
         rows, split = batch.form.rows, batch.form.split
         key = (key, rows, split, step.scalars.is_empty, step.scalars.array_forms, tuple(step.scalars.outcomes))
+        if may_be_stored(self._mesh):
+            make = functools.partial(_stored, step.capture, key, make)
         return Built(*step.kept.program(key, make), stacking)
 
     def _check_stages(self, step: CapturedStep, stacking: Stacking | None) -> None:
@@ -173,6 +180,11 @@ class ProgramBuilder:
         log.attention += [kernel for kernel in told if kernel not in log.attention]
         log.losses += [loss for loss in losses_of(step.capture.graph.graph) if loss not in log.losses]
         return stacking
+
+
+def _stored(capture: Capture, key: Hashable, make: Callable[[], Callable[..., Any]]) -> StoredProgram:
+    """The program that ``make`` makes of a graph and ``key``, which may be on disk."""
+    return StoredProgram(make(), lambda: f"{graph_text(capture)}\n{told(key)}\n{told(settings())}")
 
 
 def _check_trains_nothing(step: CapturedStep) -> None:

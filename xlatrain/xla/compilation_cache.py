@@ -115,7 +115,8 @@ def first_run(program: Callable[..., Any], *args: Any) -> Any:
     jax.block_until_ready(args)
     malloc.give_back_freed()  # memory that initialization and the capture needed is of no use to the program
     if hasattr(program, "lower"):
-        compiled = program.lower(*args).compile()  # the call below finds it compiled
+        prepare = getattr(program, "prepare", None)  # of a StoredProgram
+        compiled = prepare(*args) if prepare is not None else program.lower(*args).compile()  # the call below finds it compiled
         stats = compiled.memory_analysis()  # not every backend has it
         temporaries = stats.temp_size_in_bytes if stats else 0
         malloc.keep_no_more_than_fits(temporaries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -39,6 +40,7 @@ Lowering = Callable[..., Any]
 _F = TypeVar("_F", bound=Lowering)
 
 _TABLE: dict[torch._ops.OpOverload, Lowering] = {}
+_OURS: set[torch._ops.OpOverload] = set()
 
 
 def resolve(name: str) -> torch._ops.OpOverload | None:
@@ -58,6 +60,8 @@ def lowers(*names: str) -> Callable[[_F], _F]:
         ValueError: an op is registered twice.
     """
 
+    ours = str(sys._getframe(1).f_globals.get("__name__")).startswith("xlatrain.")
+
     def register(fn: _F) -> _F:
         for name in names:
             op = resolve(name)
@@ -66,6 +70,8 @@ def lowers(*names: str) -> Callable[[_F], _F]:
             if op in _TABLE:
                 raise ValueError(f"{name} has two lowerings: {_TABLE[op].__module__} and {fn.__module__}")
             _TABLE[op] = fn
+            if ours:
+                _OURS.add(op)
         return fn
 
     return register
@@ -76,6 +82,11 @@ def lowering_of(op: torch._ops.OpOverload) -> Lowering | None:
     from xlatrain.bridge.lower import lowerings  # noqa: F401  registers every family on first use
 
     return _TABLE.get(op)
+
+
+def is_ours(op: torch._ops.OpOverload) -> bool:
+    """Whether ``op`` has a lowering that is part of this package."""
+    return lowering_of(op) is not None and op in _OURS
 
 
 def lowered_ops() -> frozenset[torch._ops.OpOverload]:
