@@ -1,7 +1,8 @@
 """What scripts came to under stock Lightning, kept in ``.cache/stock`` by all that decides about it.
 
-That is the script with its arguments, what it imports from its folder and from the checkout, and the releases of Python and of
-the packages of ``constraints.txt``. ``tests/stock_outcomes`` has what is kept for all clones: ``make stock-outcomes`` puts there
+That is the script with its arguments, what it imports from its folder and from the checkout, the releases of Python and of the
+packages of ``constraints.txt``, and what torch's kernels, and so its rounding, are chosen by: vendor, instructions and number of
+the processors. ``tests/stock_outcomes`` has what is kept for all clones: ``make stock-outcomes`` puts there
 what the test runs of the last hours asked for, and takes away what no script is any more. With ``STOCK_AGAIN`` in the
 environment neither is read: everything runs again.
 """
@@ -182,7 +183,15 @@ def _imported(node: ast.AST) -> list[str]:
 def _surroundings() -> tuple[Any, ...]:
     named = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     releases = {_normal(one.name): one.version for one in importlib.metadata.distributions()}
-    return platform.python_version(), platform.machine(), sorted((one, releases.get(_normal(one))) for one in named)
+    return platform.python_version(), _processors(), sorted((one, releases.get(_normal(one))) for one in named)
+
+
+def _processors() -> tuple[Any, ...]:
+    import torch
+
+    listed = Path("/proc/cpuinfo")
+    vendors = set(re.findall(r"^vendor_id\s*:\s*(\S+)", listed.read_text(), re.MULTILINE)) if listed.is_file() else set()
+    return platform.machine(), sorted(vendors), torch.backends.cpu.get_cpu_capability(), os.cpu_count()
 
 
 def _normal(package: str) -> str:
