@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.metadata
 import os
 import sys
 import threading
@@ -17,7 +18,6 @@ import warnings
 from pathlib import Path
 
 import jax
-import jaxlib.version
 
 _PACKAGES = ("xlatrain", "torch_compat")
 _DIGEST = hashlib.sha256
@@ -94,7 +94,7 @@ def _path(folder: Path, kind: str, key: str) -> Path:
 def _of_process() -> tuple[str, ...]:
     """The versions and sources that all that is kept depends on."""
     python = f"{sys.version} {sys.implementation.cache_tag} {sys.flags.optimize}"
-    return (python, jax.__version__, jaxlib.version.__version__, *_sources())
+    return (python, jax.__version__, importlib.metadata.version("jaxlib"), *_sources())
 
 
 def _sources() -> list[str]:
