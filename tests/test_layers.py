@@ -21,8 +21,15 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def sources(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
+
+
+@functools.cache
+def imports_of(path: Path) -> list[tuple[str, int]]:
+    """(module, line) of every import in a file, wherever it stands."""
+    return list(imported(ast.walk(ast.parse(path.read_text())), package_of(path)))
 
 
 def is_bridge(path: Path) -> bool:
@@ -49,7 +56,7 @@ def offences(paths: list[Path], forbidden: set[str]) -> list[str]:
     """Each import, anywhere in the files, of a module whose name is in ``forbidden`` or below one of them."""
     found = []
     for path in paths:
-        for name, line in imported(ast.walk(ast.parse(path.read_text())), package_of(path)):
+        for name, line in imports_of(path):
             if any(name == module or name.startswith(module + ".") for module in forbidden):
                 found.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
     return found
@@ -95,6 +102,7 @@ def imports_on_load(tree: ast.Module) -> Iterator[ast.AST]:
         todo.extend(ast.iter_child_nodes(node))
 
 
+@functools.cache
 def import_graph() -> dict[str, set[str]]:
     """Our modules → our modules that they import when they are loaded."""
     paths = {module_name(path): path for package in ("xlatrain", "torch_compat") for path in sources(package)}
@@ -211,7 +219,7 @@ def test_folders_import_those_above_them_only(package: str) -> None:
     found = []
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).parts[0].removesuffix(".py")
-        for target, line in imported(ast.walk(ast.parse(path.read_text())), package_of(path)):
+        for target, line in imports_of(path):
             other = target.removeprefix(f"{package}.").split(".")[0] if target.startswith(f"{package}.") else name
             if name in level and other in level and other != name and level[other] >= level[name]:
                 found.append(f"{path.relative_to(ROOT)}:{line} imports {target}")
