@@ -312,6 +312,8 @@ RAISING_CASES = (
 
 # Cases that cannot be compiled, and what the run report must say about them; all others must be compiled.
 EAGER_CASES = {
+    "slopes_that_values_count": "torch draws for rrelu as many numbers as the values of its operands say",
+    "distributions_that_values_count": "as many numbers as the values of its operands say",
     "lbfgs": "LBFGS",
     "states_shared_by_two_optimizers": "have one tensor",
     "shown_states_of_optimizers": "a view or an array",

@@ -213,6 +213,34 @@ def channels(run: Run) -> None:
 
 
 @case
+def default_generator_by_name(run: Run) -> None:
+    def loss(self: Drawing, x: Tensor, y: Tensor) -> Tensor:
+        noise = torch.randn(x.shape, generator=torch.default_generator) + torch.empty(8).uniform_(
+            generator=torch.default_generator
+        )
+        order = torch.randperm(len(x), generator=torch.default_generator)
+        return F.mse_loss(self.net(x + noise)[order], y[order]) + torch.rand(())
+
+    fit(run, nn.Linear(8, 2), loss)
+
+
+@case
+def slopes_that_values_count(run: Run) -> None:
+    fit(run, nn.Sequential(nn.Linear(8, 16), nn.RReLU(), nn.Dropout(0.2), nn.Linear(16, 2)))
+
+
+@case
+def distributions_that_values_count(run: Run) -> None:
+    def loss(self: Drawing, x: Tensor, y: Tensor) -> Tensor:
+        rates = F.softplus(self.net(x)) + 0.1
+        drawn = torch.distributions.Gamma(rates, 1.0).rsample() + torch.distributions.Beta(rates, rates).rsample()
+        counts = torch.poisson(rates.detach()) + torch.binomial(torch.full_like(y, 5.0), torch.full_like(y, 0.4))
+        return F.mse_loss(drawn, y) + (counts * self.net(x)).mean() + torch.distributions.Dirichlet(rates).rsample().mean()
+
+    fit(run, nn.Linear(8, 2), loss)
+
+
+@case
 def noise_of_a_diffusion(run: Run) -> None:
     def loss(self: Drawing, x: Tensor, y: Tensor) -> Tensor:
         time = torch.randint(0, 100, (x.shape[0],))

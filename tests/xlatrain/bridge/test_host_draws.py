@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.xlatrain.bridge._compare import floats
 from xlatrain.bridge import host_draws
 from xlatrain.bridge.capture.capture import Capture, capture
+from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.host_draws import HostDraw, HostDraws, use_drawn
 from xlatrain.bridge.lower.interpret import lower
 from xlatrain.bridge.random import drawing_by_torch
@@ -205,7 +206,28 @@ def test_whole_numbers_that_do_not_fit_are_refused() -> None:
         HostDraw("randint_", (3,), (), torch.int64, (2**40, 2**40 + 5)).fill(torch.empty(3, dtype=torch.int32))
 
 
-def test_counts_that_depend_on_values_are_drawn_in_the_program() -> None:
-    with drawing_by_torch(True):
-        found = capture(lambda x: torch.poisson(x) + torch.ops.aten._standard_gamma(x), torch.ones(4))
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.poisson,
+        torch.ops.aten._standard_gamma,
+        torch.ops.aten._sample_dirichlet,
+        lambda x: torch.binomial(x, x / 2),
+        lambda x: F.rrelu(x, training=True),
+    ],
+    ids=["poisson", "gamma", "Dirichlet", "binomial", "rrelu"],
+)
+def test_counts_that_depend_on_values_are_refused_where_torch_draws(fn: Drawing) -> None:
+    with drawing_by_torch(True), pytest.raises(CaptureError, match="as many numbers as the values of its operands say"):
+        capture(fn, torch.ones(2, 4))
+    found = capture(fn, torch.ones(2, 4))
     assert found.uses_random and found.host_draws is None
+
+
+def test_the_default_generator_by_name_is_that_of_the_step() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn(4, generator=torch.default_generator)
+
+    assert captured_by_torch(fn, torch.zeros(4))[1].draws
+    with drawing_by_torch(True), pytest.raises(CaptureError, match=r"a torch\.Generator was passed"):
+        capture(lambda x: x + torch.randn(4, generator=torch.Generator()), torch.zeros(4))

@@ -1,7 +1,8 @@
 """Random ATen ops, in their functional forms, in terms of the numbered draws of ``bridge/random.py``.
 
 Each function has the signature of the op that it decomposes, and draws what torch's own CPU kernel draws for it, in the same
-order: only where the kernel draws as many numbers as the values say (poisson, binomial, gamma, rrelu), it is something else.
+order. Where the kernel draws as many numbers as the values say (poisson, binomial, gamma, rrelu) it is something else, which is
+refused where the numbers are to be torch's.
 """
 
 from __future__ import annotations
@@ -41,15 +42,34 @@ def random_decompositions() -> dict[torch._ops.OpOverload, Decomposition]:
 
 
 def _no_generator(generator: torch.Generator | None) -> None:
-    """Refuse a generator.
+    """Refuse a generator other than torch's default, which is the one of a step.
 
     Raises:
         CaptureError: one was given.
     """
-    if generator is not None:
+    if generator is not None and not _is_default(generator):
         raise random.refusal(
             "a torch.Generator was passed to a random op, and its state cannot be carried through a compiled program",
             "leave generator out (the step's own key is used), or draw the values outside of the step",
+        )
+
+
+def _is_default(generator: Any) -> bool:
+    default: Any = torch.default_generator
+    return generator._cdata == default._cdata  # torch makes a new object for an op's
+
+
+def _drawn_as_values_say(name: str) -> None:
+    """Refuse a draw that moves torch's generator as far as values say, where it is to be where torch leaves it.
+
+    Raises:
+        CaptureError: the numbers of the step are torch's.
+    """
+    if random.drawn_by_torch():
+        raise random.refusal(
+            f"torch draws for {name} as many numbers as the values of its operands say, which only the program knows: these "
+            "and all that is drawn after them would be others than torch's",
+            "eager steps have torch's numbers; on accelerators and on several devices such a step compiles",
         )
 
 
@@ -313,12 +333,14 @@ def multinomial(self: torch.Tensor, num_samples: int, replacement: bool = False,
 @_decomposes("poisson.default")
 def poisson(self: torch.Tensor, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
+    _drawn_as_values_say("poisson")
     return draws.poisson(self, random.next_index())
 
 
 @_decomposes("binomial.default")
 def binomial(count: torch.Tensor, prob: torch.Tensor, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
+    _drawn_as_values_say("binomial")
     count, prob = torch.broadcast_tensors(count, prob)
     return draws.binomial(count, prob, random.next_index())
 
@@ -326,12 +348,14 @@ def binomial(count: torch.Tensor, prob: torch.Tensor, generator: Any = None) -> 
 @_decomposes("_standard_gamma.default")
 def standard_gamma(self: torch.Tensor, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
+    _drawn_as_values_say("gamma distributions")
     return draws.gamma(self, random.next_index())
 
 
 @_decomposes("_sample_dirichlet.default")
 def sample_dirichlet(self: torch.Tensor, generator: Any = None) -> torch.Tensor:
     _no_generator(generator)
+    _drawn_as_values_say("Dirichlet distributions")
     gammas = draws.gamma(self, random.next_index())
     return gammas / gammas.sum(dim=-1, keepdim=True)
 
@@ -349,6 +373,7 @@ def rrelu_with_noise_functional(
     _no_generator(generator)
     if not training:
         return torch.where(self > 0, self, self * ((lower + upper) / 2)), noise
+    _drawn_as_values_say("rrelu")
     slope = _fill(draws.uniform, _Form.of(self), lower, upper)
     noise = torch.where(self > 0, torch.ones_like(self), slope)
     return self * noise, noise
