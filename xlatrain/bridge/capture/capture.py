@@ -24,7 +24,6 @@ from torch._subclasses.functional_tensor import FunctionalTensor, dispatch_funct
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 from torch.fx.node import map_arg
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from xlatrain.bridge.capture.compiling import compiling_state
@@ -43,6 +42,7 @@ from xlatrain.bridge.capture.recorded.expansions import Expansions
 from xlatrain.bridge.capture.recorded.fake_results import FlatCall
 from xlatrain.bridge.capture.recorded.replay import Replay
 from xlatrain.bridge.capture.recorded.tape import NotRecordable, Tape
+from xlatrain.bridge.capture.traceable.attention_kernels import plain_attention
 from xlatrain.bridge.capture.traceable.covariance import traceable_covariance
 from xlatrain.bridge.capture.traceable.masked_assignment import selecting_masked_assignment
 from xlatrain.bridge.capture.traceable.value_checks import check_operand_dtypes, without_linalg_checks
@@ -424,17 +424,12 @@ _NAMES = [
 ]
 """What user code that prints or looks up the class of a tensor expects."""
 
-_KERNELS: list[tuple[Any, str, Any]] = [
-    (torch._C, name, lambda _: None) for name in dir(torch._C) if name.startswith("_set_sdp_use_")
-]
-"""Setters with which ``sdpa_kernel`` in a step chooses kernels of torch's: a program has the platform's own."""
-
 
 @contextlib.contextmanager
 def _capture_backends() -> Iterator[None]:
     """Keep CPU-only kernels (fused attention, oneDNN) out of the graph."""
     with (
-        sdpa_kernel([SDPBackend.MATH]),
+        plain_attention(),
         without_onednn(),
         compiling_state(),
         without_inference_mode(),
@@ -445,7 +440,7 @@ def _capture_backends() -> Iterator[None]:
         generation_in_loops(capture_part),
         masked_rows(),
         packed_sequences(),
-        patched([*_NAMES, *_KERNELS]),
+        patched(_NAMES),
     ):
         yield
 
