@@ -81,9 +81,10 @@ class StoredProgram:
 
 
 def may_be_stored(mesh: jax.sharding.Mesh) -> bool:
-    """Whether programs on ``mesh`` are looked for on disk."""
+    """Whether programs on ``mesh`` are looked for on disk: with a JAX whose cache has the functions that this takes, too."""
     on_cpus = all(one.platform == "cpu" for one in mesh.devices.flat)
-    return kept_files.are_kept() and on_cpus and jax.process_count() == 1
+    has_functions = hasattr(jax_cache, "get_cache_key") and hasattr(jax_cache, "get_executable_and_time")
+    return kept_files.are_kept() and on_cpus and jax.process_count() == 1 and has_functions
 
 
 def _whole_key(make: Callable[[], str | None], args: Any) -> str | None:
