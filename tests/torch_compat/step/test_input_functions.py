@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+from random import random as uniform_number
 from typing import Any
+from warnings import warn
 
 import numpy as np
 import pytest
@@ -60,13 +64,56 @@ def keeps(n: int, seen: list[int] = []) -> int:  # noqa: B006
     return len(seen)
 
 
-@pytest.mark.parametrize("function", [inner, outer])
+class Counted:
+    made = 0
+
+    def __init__(self) -> None:
+        Counted.made += 1
+
+
+HERE = sys.modules[__name__]
+note = COUNTS.append
+
+
+def by_a_module(n: int) -> int:
+    return HERE.sets(n)
+
+
+def makes_what_counts(n: int) -> int:
+    Counted()
+    return n
+
+
+def notes(n: int) -> int:
+    note(n)
+    return n
+
+
+def logs(n: int) -> int:
+    logging.info("%d", n)
+    return n
+
+
+def warns(n: int) -> int:
+    warn("again")
+    return n
+
+
+def draws_by_name(n: int) -> float:
+    return n * uniform_number()
+
+
+@pytest.mark.parametrize("function", [inner, outer, draws_by_name])
 def test_functions_of_what_they_get_alone(function: Any) -> None:
     assert has_no_state(function)
 
 
 @pytest.mark.parametrize(
-    "function", [counts, calls_what_counts, sets, sets_an_attribute, says, looks_up, gives_one_by_one, keeps]
+    "function",
+    [
+        *(counts, calls_what_counts, sets, sets_an_attribute, says, looks_up, gives_one_by_one, keeps),
+        *(by_a_module, makes_what_counts, notes, logs, warns),
+    ],
 )
 def test_functions_with_a_state_or_another_effect(function: Any) -> None:
     assert not has_no_state(function)

@@ -4,7 +4,7 @@
 the mask of the batch. Nothing of that can be traced, and nothing of it has to be. Where a step cannot be captured because of what
 such a function does, its call is noted as a draw is (:mod:`torch_compat.step.host.draws`), and what it gives is an input of the
 program. A function may be called so that has no state of its own: of a module, without variables of functions around it, which
-sets nothing but its own variables.
+sets nothing but its own variables, and calls no library that keeps something: it runs more than once for a step.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, t
 _SETS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "IMPORT_NAME"})
 _ACTS = frozenset(
     {"print", "open", "input", "exec", "eval", "setattr", "delattr", "globals", "locals", "vars", "breakpoint", "next"}
+)
+_PURE = frozenset(
+    {"builtins", "collections", "copy", "functools", "itertools", "math", "numpy", "operator", "random", "torch", "typing"}
 )
 _NOT_PLAIN_CALLS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DEPTH = 8
@@ -313,7 +316,20 @@ def _may_be_read(name: str, function: types.FunctionType, depth: int) -> bool:
     if name not in function.__globals__:
         return name not in _ACTS and hasattr(builtins, name)
     value = function.__globals__[name]
-    if type(value) is types.FunctionType and value is not function:
-        file = value.__code__.co_filename
-        return not (is_user_file(file) or is_library_file(file)) or has_no_state(value, depth + 1)
-    return value is function or type(value) in _PLAIN or isinstance(value, types.ModuleType | type | types.BuiltinFunctionType)
+    if value is function or type(value) in _PLAIN or _is_pure(value):
+        return True
+    if type(value) is not types.FunctionType:
+        return False
+    file = value.__code__.co_filename
+    return (is_user_file(file) or is_library_file(file)) and has_no_state(value, depth + 1)
+
+
+def _is_pure(value: Any) -> bool:
+    """Whether a value is, or is of, a library whose functions keep nothing but random generators."""
+    if isinstance(value, types.BuiltinFunctionType) and not isinstance(value.__self__, types.ModuleType | None):
+        value = type(value.__self__)  # a generator's method that was imported by name; no list's
+        return value.__module__ != "builtins" and _is_pure(value)
+    if not isinstance(value, types.ModuleType | type | types.BuiltinFunctionType | types.FunctionType):
+        return False
+    name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+    return str(name).partition(".")[0].removeprefix("_") in _PURE
