@@ -94,7 +94,7 @@ class ProgramCache:
     def __init__(self, run: CacheRun, changed: dict[str, Any]) -> None:
         model = run.model
         self._changed = changed
-        self._guards = StepGuards(model.module, run.roots, lambda: self._model.find_tensors(), lambda: followed(changed))
+        self._guards = StepGuards(model.module, run.roots, lambda: self._model.find_tensors(), lambda: followed(changed), changed)
         self._captures = CaptureSession(model.module, self._guards, changed, on_a_gpu=platform(model.mesh) == "gpu")
         self._steps: dict[str, StepPrograms] = {}
         self._attended_steps: dict[str, AttendedStep] = {}
@@ -262,7 +262,12 @@ class ProgramCache:
         """
         program, about = doubt.program, (wanted.name, doubt.program, wanted.spec, wanted.host_values)
         if doubt.answers is None:
-            same = self._captures.audit(*about)
+            try:
+                same = self._captures.audit(*about)
+            except ImpureStepError:
+                same = False
+                if not self._guards.learn_entries(own.name, program.step.effects):
+                    raise
             if not same:
                 own.drop(program)
             return same
@@ -276,6 +281,8 @@ class ProgramCache:
             )
         with self._compiling():
             same = not (of_outline and program.step.scalars.draws) and self._captures.does_the_same(*about)
+            if not same:
+                self._guards.learn_entries(own.name, program.step.effects)
         doubt.answers[doubt.about] = same
         return same
 

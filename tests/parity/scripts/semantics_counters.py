@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import math
@@ -371,3 +372,70 @@ def none_in_an_accumulation_window(run: Run) -> None:
             return None if batch_idx in (1, 2) else super().training_step(batch, batch_idx)
 
     fit(run, Skipping(), n=96, accumulate_grad_batches=2)
+
+
+class Decay:
+    """A schedule in an object of its own."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.factor = 1.0
+
+    def step(self) -> float:
+        self.steps += 1
+        self.factor *= 0.9
+        return self.factor
+
+
+SEEN_BY_ALL = {"steps": 0}
+
+
+@case
+def numbers_counted_in_dicts_lists_and_objects(run: Run) -> None:
+    class Counted(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = {"steps": 0, "inner": {"weight": 1.0}}
+            self.by_kind: dict[Any, int] = collections.defaultdict(int)
+            self.places = [0, 0, 5.5]
+            self.decay = Decay()
+
+        def on_train_epoch_start(self) -> None:
+            self.by_kind.clear()
+            self.seen["steps"] += 10
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.seen["steps"] += 1
+            self.seen["inner"]["weight"] *= 0.5
+            self.by_kind["rows"] += len(batch[0])
+            self.places[batch_idx % 2] += 1
+            SEEN_BY_ALL["steps"] += 1
+            loss = self.loss(batch) * self.decay.step() * min(1.0, self.seen["steps"] / 20) + self.seen["inner"]["weight"]
+            if self.seen["steps"] % 3 == 0:
+                loss = loss * 2
+            self.log("steps", float(self.seen["steps"]))
+            self.log("weight", self.seen["inner"]["weight"])
+            return loss / self.by_kind["rows"] + 0.01 * self.places[0] * loss / SEEN_BY_ALL["steps"]
+
+    module = Counted()
+    fit(run, module, n=96, max_epochs=2)
+    run.note("counted", [module.seen, dict(module.by_kind), module.places, vars(module.decay), SEEN_BY_ALL])
+    run.note("types", [type(one).__name__ for one in (module.seen["steps"], *module.places, module.decay.factor)])
+
+
+@case
+def a_number_that_becomes_a_fraction(run: Run) -> None:
+    class Halving(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.counts: dict[str, float] = {"n": 0}
+            self.texts: list[str] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.counts["n"] += 1 if self.counts["n"] < 3 else 0.5
+            self.texts.append(f"{self.counts['n']}")
+            return self.loss(batch) * self.counts["n"]
+
+    module = Halving()
+    fit(run, module, n=96)
+    run.note("counts", [module.counts, module.texts])

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from torch_compat.run.report import ExecutorLog
@@ -17,6 +18,8 @@ from torch_compat.step.capture.user_steps import evaluation_body
 from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.host_values import HostNumbers, HostValues
+from torch_compat.step.host.scalar_plan import SLOTS
+from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from torch_compat.step.placed_batch import BatchForms
@@ -194,6 +197,57 @@ def test_keys_and_states_of_guards() -> None:
         module.layer = torch.nn.Linear(3, 2)
         guards.refresh(NAME)
     assert restructured
+
+
+class Counter:
+    """An object of the user's."""
+
+    def __init__(self) -> None:
+        self.count = 2
+
+
+def test_numbers_in_entries_that_a_step_changes_become_inputs_and_constants_again() -> None:
+    module: Any = Net()
+    module.counts, module.few, module.counter = {"n": 1, "name": "x"}, [0, 1.5], Counter()
+    recorder = EffectRecorder({"self": module})
+    guards = StepGuards(module, {}, lambda: None, followed=recorder.roots)
+
+    def change() -> None:
+        module.counts["n"] += 1
+        module.few[0] += 1
+        module.counter.count += 1
+        module.unread += 1
+
+    with guards.following():
+        with guards.capturing(NAME), recorder.recording() as recording:
+            change()
+        effects = recording.effects(lambda tree: tree)
+        effects.replay(recorder.roots, lambda tree: tree)
+        guards.carried(NAME, effects, [], ())
+        before = guards.key(NAME)
+        assert guards.learn_entries(NAME, effects) and not guards.learn_entries(NAME, effects)
+        assert guards.key(NAME) != before
+        numbers: dict[str, Any] = {}
+        guards.fill(NAME, numbers)
+        inputs = {"self.counts['n']": 2, "self.few[0]": 1, "self.few[1]": 1.5, "self.counter.count": 3}
+        assert {name: value for name, value in numbers.items() if name != "self.unread"} == inputs
+        host_values = HostValues(HostNumbers(numbers))
+        tracer = ScalarTracer(host_values, torch.zeros(SLOTS, dtype=torch.int64), torch.zeros(SLOTS))
+        with guards.capturing(NAME), recorder.recording() as recording, guards.reading(tracer, host_values):
+            change()
+            assert type(module.counts["n"]) is type(module.few[1]) is type(module.counter.count) is HostScalar
+        assert (module.counts, module.few, module.counter.count) == ({"n": 2, "name": "x"}, [1, 1.5], 3)
+        kinds = [type(leaf) for leaf in pytree.tree_leaves(recording.kept())]
+        assert (kinds.count(HostScalar), len(kinds)) == (4, 5), kinds  # that of the module is an input otherwise
+        with guards.capturing(NAME), recorder.recording() as recording, guards.reading(tracer, host_values):
+            assert module.counts["n"] * 2 == 4
+        assert recording.kept() == [] and module.counts["n"] == 2 and type(module.counts["n"]) is int
+        same = guards.key(NAME)
+        module.counts["n"] = 7
+        assert guards.key(NAME) == same
+        module.counts["n"] = 7.0
+        assert guards.key(NAME) != same
+        assert guards.demote(NAME) and not guards.learn_entries(NAME, effects)
 
 
 def test_numbers_that_the_host_changes_become_inputs_and_constants_again() -> None:

@@ -21,8 +21,11 @@ import torch
 
 from torch_compat.step.effects.effects import Effects
 from torch_compat.step.guards.attribute_guards import AttributeGuards
+from torch_compat.step.guards.entry_numbers import EntryNumbers
 from torch_compat.step.guards.noted_places import Change
 from torch_compat.step.guards.place_guards import PlaceGuards
+from torch_compat.step.host.host_values import HostValues
+from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.utilities.parts import of
 from xlatrain.bridge.jax_function import CallsJax
 
@@ -35,6 +38,7 @@ class StepGuards:
         roots: name → object whose attributes and methods steps may use.
         restructured: called when modules were replaced, or hooks registered or removed.
         changed: gives the ids of the objects whose changes by steps are recorded, and taken back after a capture.
+        followed: name → object below which changes are recorded, as it is at any time.
     """
 
     def __init__(
@@ -43,7 +47,10 @@ class StepGuards:
         roots: Mapping[str, Any],
         restructured: Callable[[], Any],
         changed: Callable[[], Collection[int]] = frozenset,
+        followed: Mapping[str, Any] | None = None,
     ) -> None:
+        self._module, self._followed = module, {} if followed is None else followed
+        self._entries = EntryNumbers(self._followed)
         self._attributes = AttributeGuards(module, roots)
         self._places = PlaceGuards(module, roots, self._attributes.watched, changed)
         self._restructured = restructured
@@ -55,6 +62,7 @@ class StepGuards:
         """Let go of what is known of a step that is no more."""
         self._attributes.forget(step)
         self._places.forget(step)
+        self._entries.forget(step)
 
     following = of("_attributes.following", "The context of a whole run: what the host assigns to modules is followed.")
 
@@ -93,10 +101,16 @@ class StepGuards:
 
     def key(self, step: str) -> Hashable:
         """A key of the values that select a program."""
-        number = self._attributes.key(step)
+        number, kinds = self._attributes.key(step), self._entries.kinds(step)
+        if kinds is not None:
+            number = (number, kinds)
         return (number, *(one.version for one in self._jax)) if self._jax else number
 
-    fill = of("_attributes.fill", "Put the attributes that are inputs of ``step`` among its numbers.")
+    def fill(self, step: str, numbers: dict[str, Any]) -> None:
+        """Put the attributes and entries that are inputs of ``step`` among its numbers."""
+        self._attributes.fill(step, numbers)
+        self._entries.fill(step, numbers)
+
     state = of(
         "_places.key",
         "The number of the present state of what the step reads outside of the module; another may need another program.",
@@ -119,12 +133,19 @@ class StepGuards:
         Raises:
             ChangedSurroundingsError, CaptureError: see :meth:`PlaceGuards.taken_back`.
         """
-        with self._places.taken_back(step, attended=attended) as changed, self._attributes.capturing(step):
-            yield changed
+        around, self._entries.step = self._entries.step, step
+        try:
+            with self._places.taken_back(step, attended=attended) as changed, self._attributes.capturing(step):
+                yield changed
+        finally:
+            self._entries.step = around
 
-    reading = of(
-        "_attributes.reading", "The context of the user's method in a capture: numbers that it reads and draws may become inputs."
-    )
+    @contextlib.contextmanager
+    def reading(self, tracer: ScalarTracer, host_values: HostValues) -> Iterator[None]:
+        """The context of the user's method in a capture: numbers that it reads and draws may become inputs."""
+        with self._attributes.reading(tracer, host_values), self._entries.standing_in(tracer, host_values):
+            yield
+
     follow = of("_attributes.follow", "Follow the attributes of an object outside of the tree, which steps change.")
 
     def refuse_changes(self, step: str, changed: Collection[Change]) -> None:
@@ -139,9 +160,17 @@ class StepGuards:
         "_attributes.promote",
         "Make inputs of ``step`` of the numbers that it reads and the host has changed, instead of guards on their values.",
     )
-    demote = of("_attributes.demote", "Make guards on their values of the inputs of ``step``; False if there are none.")
+
+    def demote(self, step: str) -> bool:
+        """Make guards on their values of the inputs of ``step``; False if there are none."""
+        return any([self._attributes.demote(step), self._entries.demote(step)])
 
     # -- after a capture -------------------------------------------------------------------------------------------
+
+    def learn_entries(self, step: str, effects: Effects) -> bool:
+        """Make inputs of ``step`` of the numbers that it changes in containers and objects; False if there are none left."""
+        owned = {id(one) for one in (*self._module.modules(), *self._followed.values()) if hasattr(one, "__dict__")}
+        return self._entries.learn(step, effects, owned)
 
     def skip_own(self, step: str, effects: Effects, changed: Mapping[str, Any]) -> None:
         """Leave what ``step`` itself fills out of :meth:`state`; ``changed``: name → object that steps may change."""

@@ -1,0 +1,148 @@
+"""Numbers in dicts, lists and plain objects that a step changes: they are inputs of its programs.
+
+``self.seen["n"] += 1`` leaves another number for each step. Such a number is like one in an attribute of the module: while the
+step is captured a counter stands in its place, and what the step makes of it is computed on the host for each step anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_compat.step.effects.effects import Effects, ObjectPath
+from torch_compat.step.host.host_values import HostValues
+from torch_compat.step.host.scalars import HostScalar, ScalarTracer
+from torch_compat.step.values.dict_contents import set_entry
+from torch_compat.step.values.names import MISSING
+
+_NUMBERS = (int, float)
+_MOST_ENTRIES = 16
+"""Numbers of a list that are inputs each; a longer list has none."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The place of a number.
+
+    Attributes:
+        holder: the dict, list or object.
+        key: of the entry, or the name of the attribute.
+        kind: as of :class:`~torch_compat.step.effects.effects.Record`.
+    """
+
+    holder: ObjectPath
+    key: Any
+    kind: str
+
+    def contents(self, roots: Mapping[str, Any]) -> Any:
+        """The dict or list in which it is; None where there is none."""
+        try:
+            found = self.holder.find(roots, strictly=True)
+        except (KeyError, IndexError, AttributeError, TypeError):
+            return None
+        if self.kind == "setattr":
+            return getattr(found, "__dict__", None)
+        return found if isinstance(found, dict if self.kind == "setitem" else list | deque) else None
+
+    def value(self, roots: Mapping[str, Any]) -> Any:
+        """The present value."""
+        contents = self.contents(roots)
+        if isinstance(contents, dict):
+            return dict.get(contents, self.key, MISSING)
+        return contents[self.key] if contents is not None and self.key < len(contents) else MISSING
+
+    def __str__(self) -> str:
+        return f"{self.holder}.{self.key}" if self.kind == "setattr" else f"{self.holder}[{self.key!r}]"
+
+
+@dataclass
+class EntryNumbers:
+    """The numbers at places below ``roots`` (name → object) that are inputs of steps.
+
+    Args:
+        step: the step that is being captured.
+    """
+
+    roots: Mapping[str, Any]
+    step: str = ""
+    _places: dict[str, dict[_Place, None]] = field(default_factory=dict)
+    _exact: dict[str, set[_Place]] = field(default_factory=dict)
+
+    def learn(self, step: str, effects: Effects, owned: Collection[int]) -> bool:
+        """The numbers that ``step`` changes become its inputs; False where there are none that are not.
+
+        Args:
+            owned: ids of objects whose attributes are inputs otherwise.
+        """
+        known, exact = self._places.setdefault(step, {}), self._exact.get(step, set())
+        new = [one for one in self._changed_by(effects, owned) if one not in known and one not in exact]
+        known.update(dict.fromkeys(new))
+        return bool(new)
+
+    def _changed_by(self, effects: Effects, owned: Collection[int]) -> Iterator[_Place]:
+        for record in effects.records:
+            if record.kind in ("setitem", "setattr") and type(record.value) in _NUMBERS:
+                place = _Place(record.place, record.key, record.kind)
+                if type(place.value(self.roots)) is type(record.value) and id(record.place.find(self.roots)) not in owned:
+                    yield place
+            elif record.kind == "contents" and isinstance(record.value, list) and len(record.value) <= _MOST_ENTRIES:
+                for index, value in enumerate(record.value):
+                    place = _Place(record.place, index, record.kind)
+                    if type(value) in _NUMBERS and type(place.value(self.roots)) is type(value):
+                        yield place
+
+    def demote(self, step: str) -> bool:
+        """The inputs of ``step`` are constants of its programs from now on; False where there are none."""
+        found = self._places.pop(step, {})
+        self._exact.setdefault(step, set()).update(found)
+        return bool(found)
+
+    def forget(self, step: str) -> None:
+        """Let go of what is known of a step that is no more."""
+        self._places.pop(step, None)
+        self._exact.pop(step, None)
+
+    def kinds(self, step: str) -> Hashable:
+        """What else selects a program of ``step``: where there is a number, and of which type."""
+        places = self._places.get(step)
+        if not places:
+            return None
+        values = [type(one.value(self.roots)) for one in places]
+        return tuple(kind if kind in _NUMBERS else None for kind in values)
+
+    def fill(self, step: str, numbers: dict[str, Any]) -> None:
+        """Put the present ones among the numbers of ``step``."""
+        for one in self._places.get(step, ()):
+            if type(value := one.value(self.roots)) in _NUMBERS:
+                numbers[str(one)] = value
+
+    @contextlib.contextmanager
+    def standing_in(self, tracer: ScalarTracer, host_values: HostValues) -> Iterator[None]:
+        """Within the block counters are in the places of the step's numbers; those that stay are taken away on leaving it."""
+        put: dict[int, tuple[Any, list[tuple[Any, Any, HostScalar]]]] = {}
+        for one in self._places.get(self.step, ()):
+            contents, value = one.contents(self.roots), one.value(self.roots)
+            if type(value) in _NUMBERS and str(one) in host_values.numbers:
+                counter = tracer.counter(str(one))
+                put.setdefault(id(contents), (contents, []))[1].append((one.key, value, counter))
+                _put(contents, one.key, counter)
+        try:
+            yield
+        finally:
+            for contents, several in put.values():
+                if isinstance(contents, dict):
+                    several = [one for one in several if dict.get(contents, one[0]) is one[2]]
+                elif any(len(contents) <= key or contents[key] is not counter for key, _, counter in several):
+                    continue  # the list is taken back as a whole, and what is left there of counters is part of the change
+                for key, value, _ in several:
+                    _put(contents, key, value)
+
+
+def _put(contents: Any, key: Any, value: Any) -> None:
+    if isinstance(contents, dict):
+        set_entry(contents, key, value)
+    else:
+        contents[key] = value
