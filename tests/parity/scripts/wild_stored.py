@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -248,3 +249,66 @@ def layers_made_by_the_first_batch(run: Run) -> None:
         trainer = run.trainer(max_epochs=2, accumulate_grad_batches=accumulate, num_sanity_val_steps=checks)
         trainer.fit(model, data, run.loader(*class_data(32, 1)))
         run.note(f"weights {accumulate}", [value.detach().clone() for value in model.state_dict().values()])
+
+
+@dataclass
+class Memory:
+    """What a step hands to the next one."""
+
+    mean: Tensor
+    parts: list[Any]
+    name: str = "memory"
+
+
+class Slotted:
+    __slots__ = ("rows", "value")
+
+    def __init__(self, value: Tensor, rows: int) -> None:
+        self.value, self.rows = value, rows
+
+
+class Encoder(nn.Module):
+    """Keeps the distribution of its last batch, for the divergence that is asked of it afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.scale = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.posterior = torch.distributions.Normal(self.mean(x), F.softplus(self.scale(x)))
+        return self.posterior.mean + self.posterior.stddev
+
+    def divergence(self) -> Tensor:
+        prior = torch.distributions.Normal(torch.zeros_like(self.posterior.mean), 1.0)
+        return torch.distributions.kl_divergence(self.posterior, prior).mean()
+
+
+class MakingObjects(Stateful):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Encoder()
+        self.memory = Memory(torch.zeros(()), [torch.ones(3)])
+        self.cache: dict[Any, Any] = {}
+        self.kept: list[Any] = []
+        self.shown: list[Any] = []
+
+    def look(self, z: Tensor, y: Tensor) -> Tensor:
+        self.cache.clear()
+        self.cache["logits", 1] = Memory(z.mean(), [{"inner": Memory(z.detach().sum(), [])}])
+        self.memory = Memory(0.5 * self.memory.mean + z.detach().mean(), [0.9 * self.memory.parts[0] + z.detach().mean(0)])
+        self.kept.append(Slotted(z.detach().mean(0), len(z)))
+        loss = F.cross_entropy(z + self.memory.parts[0], y) + 0.1 * self.net.divergence() + self.memory.mean
+        return loss + 0.01 * self.cache["logits", 1].mean
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.shown += [self.net.posterior.loc.detach().sum(), self.memory.mean, type(self.memory).__name__, self.memory.name]
+        self.shown += [[key, one.mean.detach(), one.parts[0]["inner"].mean] for key, one in self.cache.items()]
+
+
+@case
+def objects_made_by_steps(run: Run) -> None:
+    model, data = MakingObjects(), run.loader(*class_data(96))
+    run.trainer(max_epochs=2).fit(model, data, run.loader(*class_data(32, 1)))
+    run.note("shown", model.shown)
+    run.note("kept", [[one.value, one.rows] for one in model.kept])
+    run.note("weights", [value.detach().clone() for value in model.state_dict().values()])

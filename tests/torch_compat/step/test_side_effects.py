@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_compat.step.effects.recorder import EffectRecorder, changing_nothing, holds_traced
@@ -21,6 +22,7 @@ from torch_compat.step.host.draws import DrawRecorder
 from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalar_plan import SLOTS
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
+from torch_compat.step.host.slots import ValueSlot
 from xlatrain.bridge.errors import CaptureError
 
 
@@ -220,6 +222,28 @@ def test_a_value_of_the_step_in_an_object_that_it_stores_is_refused(wrap: Any) -
     with pytest.raises(CaptureError, match="keeps values of its own batch"):
         recording.effects(lambda tree: tree)
     assert not holds_traced(wrap(4))
+
+
+def test_an_object_that_a_step_makes_with_its_tensors_is_made_anew() -> None:
+    holder, other = Holder(), Kept("was there")
+    with FakeTensorMode(), EffectRecorder({"self": holder}).recording() as recording:
+        inner = torch.distributions.Normal(torch.zeros(3), torch.ones(3), validate_args=False)
+        holder.flag = Kept([inner, {"other": other, "none": None}])  # pyright: ignore[reportAttributeAccessIssue]
+        holder.table["object"] = recursive = types.SimpleNamespace(value=torch.zeros(2))
+    effects = recording.effects(lambda tree: pytree.tree_map_only(torch.Tensor, lambda one: ValueSlot("values", 0), tree))
+    with pytest.raises(CaptureError, match="keeps values of its own batch"), FakeTensorMode():
+        with EffectRecorder({"self": holder}).recording() as recording:
+            recursive.value, recursive.again = torch.zeros(2), recursive
+            holder.table["object"] = recursive
+        recording.effects(lambda tree: tree)
+    value = torch.tensor([1.0, 2.0])
+    for _ in range(2):
+        effects.replay({"self": holder}, lambda tree: pytree.tree_map_only(ValueSlot, lambda slot: value, tree))
+        made: Any = holder.flag
+        assert type(made) is Kept and type(made.value[0]) is torch.distributions.Normal
+        assert made.value[0].loc is value and made.value[0]._validate_args is False
+        assert made.value[1]["other"] is other and made.value[1]["none"] is None
+        assert type(holder.table["object"]) is types.SimpleNamespace and holder.table["object"].value is value
 
 
 class Kept:

@@ -160,7 +160,7 @@ class StepTrace:
         template = functools.partial(self.template, batch=batch)
         self.calls.check_refused()
         recording.refuse_made(self.result, "its result")
-        self.result = self.places.tied(self.result, template(recording.with_objects(self.result)))
+        self.result = self.places.tied(self.result, template(recording.made_anew(recording.with_objects(self.result))))
         returned = len(self.places.stored)
         self.differentiable = tuple(index for index in indices_of_values(self.result) if self.graphs[index])
         self.effects = recording.effects(template, self.places)

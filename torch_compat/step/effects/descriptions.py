@@ -108,7 +108,7 @@ class _Description:
         elif isinstance(value, list | tuple):
             yield from self._all(value, depth)
             yield from self._attributes(value, depth)
-        elif _is_plain_object(type(value)) and (attributes_of(value) is not None or slots(type(value))):
+        elif is_plain_object(type(value)) and (attributes_of(value) is not None or slots(type(value))):
             yield from self._attributes(value, depth)
         else:
             yield from self._of_copy(value, depth)
@@ -167,7 +167,7 @@ def _may_be_changed(value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_plain_object(kind: type) -> bool:
+def is_plain_object(kind: type) -> bool:
     """Whether objects of a class hold nothing but attributes: all of its classes are written in Python."""
     return all(one.__flags__ & _HEAP_TYPE for one in kind.__mro__[:-1]) and kind.__reduce_ex__ is object.__reduce_ex__
 

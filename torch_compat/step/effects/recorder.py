@@ -15,6 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.effects.effects import Effects, ObjectPath, Record, is_plain
+from torch_compat.step.effects.made_objects import MadeObjects, keeps_of_step
 from torch_compat.step.effects.snapshots import (
     CACHES_OF_PARAMETERS,
     FROM_THE_STEP,
@@ -117,12 +118,14 @@ class Recording:
     _stored_again: list[ObjectPath] = field(default_factory=list)
     _of_library: set[ObjectPath] = field(default_factory=set)
     _packages: set[str] = field(default_factory=set)
+    _made: MadeObjects = field(init=False)
 
     def __post_init__(self) -> None:
         modules = [one for root in self.roots.values() if isinstance(root, torch.nn.Module) for one in root.modules()]
         self._packages = {type(one).__module__.partition(".")[0] for one in modules} - policy.INFRASTRUCTURE
         for name, root in self.roots.items():
             self._see(ObjectPath(name), root, self.there_before, 0)
+        self._made = MadeObjects(self.there_before)
 
     @property
     def there_before(self) -> set[int]:
@@ -238,7 +241,7 @@ class Recording:
                 "does not know beforehand. Keep a list of pairs, or make the entry in a hook such as on_train_batch_end"
             )
         own = value
-        value = self.with_objects(value)
+        value = self.made_anew(self.with_objects(value))
         value = pytree.tree_map_only((set, frozenset), functools.partial(_known_set, place), value, is_leaf=is_size)
         filled = self._template(place, key, value, template)
         if kind != "contents":
@@ -257,6 +260,10 @@ class Recording:
             )
         before = next(one.held.get(key) for one in self._contents() if one.place == place)
         return Record("setcache", place, key, filled, made, look(before))
+
+    def made_anew(self, tree: Any) -> Any:
+        """``tree``, which outlives the capture, with what is recorded of objects in it that the step has made."""
+        return self._made.recorded(tree)
 
     def with_objects(self, tree: Any) -> Any:
         """``tree``, which outlives the capture, with slots for containers that were there before, in the batch as well: a copy
@@ -286,7 +293,7 @@ class Recording:
     def _template(self, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
         self.refuse_made(value, f"{place}{'' if key is None else f' ({key!r})'}")
         for leaf in pytree.tree_leaves(value):
-            if holds_traced(leaf):
+            if holds_traced(leaf) or keeps_of_step(leaf):
                 raise CaptureError(
                     f"the step stores {_kind_of(leaf)} in {place}{'' if key is None else f' ({key!r})'} that keeps values of its "
                     "own batch (a counter, a tensor), which a compiled step would make only once. Store the values themselves "

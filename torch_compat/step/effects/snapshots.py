@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 
 from torch_compat.step.effects.descriptions import VALUES
 from torch_compat.step.effects.effects import ObjectPath, is_plain, replace_contents
+from torch_compat.step.effects.made_objects import keeps_of_step
 from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedText, TracedTexts
 from torch_compat.step.host.calls import is_traced
@@ -407,7 +408,10 @@ def _differs(before: Any, now: Any) -> bool:
         return False
     if isinstance(now, list | dict | deque | set):
         return True  # another one, whatever is in it: it may be at other places, too
-    if isinstance(before, PLAIN) or any(issubclass(type(leaf), FROM_THE_STEP) for leaf in (before, *pytree.tree_leaves(now))):
+    leaves = pytree.tree_leaves(now)
+    if isinstance(before, PLAIN) or any(issubclass(type(leaf), FROM_THE_STEP) for leaf in (before, *leaves)):
+        return True
+    if any(map(keeps_of_step, leaves)):  # whose class may compare tensors
         return True
     try:
         return bool(before != now)

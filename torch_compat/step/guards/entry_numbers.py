@@ -106,7 +106,7 @@ class EntryNumbers:
         self._exact.pop(step, None)
 
     def kinds(self, step: str) -> Hashable:
-        """What else selects a program of ``step``: where there is a number, and of which type."""
+        """The part of the key of a program of ``step``: where there is a number, and of which type."""
         places = self._places.get(step)
         if not places:
             return None
