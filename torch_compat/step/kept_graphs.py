@@ -18,10 +18,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import jax
 import torch
 
 from xlatrain.bridge.capture.capture import Capture
+from xlatrain.bridge.capture.tracebacks import Origin
+from xlatrain.bridge.lower import stored_graphs
 from xlatrain.bridge.tensors.constants import SMALL, BakedTensor, bytes_of
+from xlatrain.xla.told import OF_NO_PROGRAM, NotToldError, told
 
 _GRAPHS = 64  # of a module; those that were used last
 _ANY_MODULE_S = 8  # graphs that any module may take; they outlive theirs, with some 5 MiB for each program
@@ -149,6 +153,32 @@ class RunGraphs:
         _put(self._graphs, key, found, _GRAPHS)
         return found
 
+    def stored(
+        self, form: Hashable, digest: str, outside: Sequence[torch.Tensor], by_identity: bool, origins: Sequence[Origin]
+    ) -> KeptGraph | None:
+        """The graph of these ops that another process has stored, which is kept; for the arguments see :meth:`keep`.
+
+        Args:
+            origins: of the ops.
+        """
+        key = _key_of_stored(form, digest, outside, by_identity)
+        graph = None if key is None else stored_graphs.read(key, outside, origins)
+        return None if graph is None else self.keep(form, digest, outside, by_identity, graph)
+
+    def store(
+        self,
+        form: Hashable,
+        digest: str,
+        outside: Sequence[torch.Tensor],
+        by_identity: bool,
+        origins: Sequence[Origin],
+        capture: Capture,
+    ) -> None:
+        """Store a graph for other processes; for the arguments see :meth:`stored`."""
+        key = _key_of_stored(form, digest, outside, by_identity)
+        if key is not None and KeptGraph(capture, outside).of_others(outside) is not None:
+            stored_graphs.write(key, capture, outside, origins)
+
     def keep(
         self, form: Hashable, digest: str, outside: Sequence[torch.Tensor], by_identity: bool, capture: Capture
     ) -> KeptGraph:
@@ -168,6 +198,16 @@ class RunGraphs:
         return kept
 
 
+def _key_of_stored(form: Hashable, digest: str, outside: Sequence[torch.Tensor], by_identity: bool) -> str | None:
+    """The key of a graph on disk; None where another process would not know it."""
+    if by_identity or jax.process_count() > 1 or not all(map(_is_told, outside)):
+        return None
+    try:
+        return stored_graphs.key_of(told(form), told(settings()), digest, jax.default_backend())
+    except NotToldError:
+        return None
+
+
 def _is_told(tensor: torch.Tensor) -> bool:
     """Whether the digest has all that ops can see of a tensor from outside: its values, which are all that is in its memory, in
     order, since ``as_strided`` sees what is beside them."""
@@ -185,7 +225,7 @@ def _put(graphs: _Graphs, key: Hashable, graph: KeptGraph, most: int) -> None:
 def settings() -> Hashable:
     """The settings of the process by which equal ops may become another graph, or another program."""
     flags = (torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(), torch.get_float32_matmul_precision())
-    names = sorted(name for name in os.environ if name.startswith(("XLATRAIN_", "XLA_")))
+    names = sorted(name for name in os.environ if name.startswith(("XLATRAIN_", "XLA_")) and name not in OF_NO_PROGRAM)
     return (*flags, *((name, os.environ.get(name)) for name in names))
 
 

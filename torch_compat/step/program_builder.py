@@ -27,7 +27,7 @@ from torch_compat.step.update.plan import UpdatePlan, update
 from xlatrain.bridge.capture.capture import Capture
 from xlatrain.bridge.capture.vocabulary import losses_of
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.bridge.lower.graph_text import graph_text
+from xlatrain.bridge.lower.graph_text import graph_digest
 from xlatrain.bridge.lower.kernels.chosen import kernels_of
 from xlatrain.step.stacking import Stacking
 from xlatrain.step.step import StepBuilder, no_update
@@ -184,7 +184,7 @@ class ProgramBuilder:
 
 def _stored(capture: Capture, key: Hashable, make: Callable[[], Callable[..., Any]]) -> StoredProgram:
     """The program that ``make`` makes of a graph and ``key``, which may be on disk."""
-    return StoredProgram(make(), lambda: f"{graph_text(capture)}\n{told(key)}\n{told(settings())}")
+    return StoredProgram(make(), lambda: f"{graph_digest(capture)}\n{told(key)}\n{told(settings())}")
 
 
 def _check_trains_nothing(step: CapturedStep) -> None:

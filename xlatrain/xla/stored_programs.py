@@ -28,10 +28,9 @@ from jax._src import compilation_cache as jax_cache
 from jax._src.lib import xla_client
 
 from xlatrain.xla import kept_files
-from xlatrain.xla.told import NotToldError, told_arguments, told_settings
+from xlatrain.xla.told import OF_NO_PROGRAM, NotToldError, told_arguments, told_settings
 
 _KIND = "program"
-_OF_NO_PROGRAM = frozenset({"XLATRAIN_REPORT", "XLATRAIN_CACHE_DIR", "XLATRAIN_LEDGER"})
 _CALLS = re.compile(r"stablehlo\.custom_call @([\w.$]+)")
 _OF_XLA = ("mhlo.", "chlo.", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 """Custom calls that the compiler resolves."""
@@ -100,7 +99,7 @@ def _settings() -> str:
     config: Any = jax.config
     ours = {name: getattr(config, name, value) for name, value in config.values.items() if "cache" not in name}
     names = [name for name in os.environ if name.startswith(("XLA", "JAX_", "LIBTPU", "TF_")) and "CACHE" not in name]
-    return told_settings({**ours, **{name: os.environ[name] for name in names if name not in _OF_NO_PROGRAM}})
+    return told_settings({**ours, **{name: os.environ[name] for name in names if name not in OF_NO_PROGRAM}})
 
 
 @functools.cache

@@ -17,6 +17,26 @@ _OURS = ("xlatrain.", "torch_compat.")
 _LITERALS = (type(None), bool, int, float, complex, str, bytes)
 
 
+OF_NO_PROGRAM = frozenset(
+    f"XLATRAIN_{name}"
+    for name in (
+        *("CACHE_DIR", "COORDINATOR", "DEAD_AFTER", "HANG_AFTER", "JOIN_WITHIN", "LEDGER", "LOCAL_PROCESS_ID"),
+        *(
+            "NEIGHBOUR_MEMORY",
+            "NO_RECOMPILATION_AFTER",
+            "PROCESS_ID",
+            "REPORT",
+            "RESUME_SINCE",
+            "SECRET",
+            "SLOW_AFTER",
+            "VERBOSE",
+            "WATCH",
+        ),
+    )
+)
+"""Environment variables of ours by which no graph and no program becomes another one."""
+
+
 class NotToldError(Exception):
     """Nothing can be said of a value that another process would understand."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from packaging.version import Version
 
 import xlatrain.bridge.lower.lowerings
-from xlatrain.bridge.capture.decompositions.decomposition_table import decomposition_table
+from xlatrain.bridge.capture.decompositions import decomposition_table
 from xlatrain.bridge.lower.registry import lowered_ops, lowers, resolve
 
 _FOLDER = Path(xlatrain.bridge.lower.lowerings.__file__).parent
@@ -33,10 +34,16 @@ def test_names_exist(path):
 
 
 def test_no_op_that_captures_decompose_has_a_lowering():
-    assert not lowered_ops() & decomposition_table().keys()
+    assert not lowered_ops() & decomposition_table.decomposition_table().keys()
 
 
 def test_an_op_cannot_have_two_lowerings():
     with pytest.raises(ValueError, match=r"aten\.add\.Tensor has two lowerings"):
         assert torch.ops.aten.add.Tensor in lowered_ops()
         lowers("aten.add.Tensor")(lambda x, y: x)
+
+
+def test_the_table_of_decompositions_has_torchs_composites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though torch looks for those of all namespaces once, not once in each."""
+    monkeypatch.setattr(decomposition_table, "_finding_composites_once", contextlib.nullcontext)
+    assert decomposition_table._table.__wrapped__().keys() == decomposition_table._table().keys()

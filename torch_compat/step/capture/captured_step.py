@@ -67,8 +67,16 @@ class CapturedStep(StepRun):
         if kept is not None:
             there = {**vars(run), "recording": Recording(lambda: kept.capture)}
             return cls(**there, kept=kept, taken=True, audited=kept.audited((run.text, run.reads)))
+        origins = run.recording.origins
+        stored = graphs.stored(*told, origins) if graphs is not None and origins and not attended else None
+        if stored is not None:
+            return cls(**{**vars(run), "recording": Recording(lambda: stored.capture)}, kept=stored)
         graph = graph_of(run)
-        return cls(**vars(run), kept=None if graphs is None else graphs.keep(*told, graph))
+        kept = None if graphs is None else graphs.keep(*told, graph)
+        if kept is not None and origins and not attended:
+            graphs.store(*told, origins, graph)
+        run.recording.origins = ()
+        return cls(**vars(run), kept=kept)
 
     @property
     def capture(self) -> Capture:

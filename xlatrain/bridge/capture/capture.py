@@ -40,13 +40,14 @@ from xlatrain.bridge.capture.onednn import without_onednn
 from xlatrain.bridge.capture.recorded import is_enabled
 from xlatrain.bridge.capture.recorded.expansions import Expansions
 from xlatrain.bridge.capture.recorded.fake_results import FlatCall
+from xlatrain.bridge.capture.recorded.kinds import bucket_of, table_of_run
 from xlatrain.bridge.capture.recorded.replay import Replay
 from xlatrain.bridge.capture.recorded.tape import NotRecordable, Tape
 from xlatrain.bridge.capture.traceable.attention_kernels import plain_attention
 from xlatrain.bridge.capture.traceable.covariance import traceable_covariance
 from xlatrain.bridge.capture.traceable.masked_assignment import selecting_masked_assignment
 from xlatrain.bridge.capture.traceable.value_checks import check_operand_dtypes, without_linalg_checks
-from xlatrain.bridge.capture.tracebacks import recorded_tracebacks, user_line_of
+from xlatrain.bridge.capture.tracebacks import Origin, recorded_tracebacks, user_line_of
 from xlatrain.bridge.capture.tree_maps import direct_tree_maps
 from xlatrain.bridge.capture.vocabulary import pick_from_vocabularies
 from xlatrain.bridge.errors import BridgeError, CaptureError, user_line
@@ -94,6 +95,7 @@ class Capture:
         uses_random: True when the graph draws random numbers.
         host_draws: those that torch draws before the program runs; None: the program draws all.
         bounds: what changes in it, where its sizes are bounds of the true ones, which its program is told.
+        digest: of all that programs are made from, where that is known: another process knows the graph, and has lowered it.
     """
 
     graph: torch.fx.GraphModule
@@ -104,6 +106,7 @@ class Capture:
     uses_random: bool
     host_draws: HostDraws | None = field(default=None, repr=False)
     bounds: Bounds | None = field(default=None, repr=False)
+    digest: str | None = field(default=None, repr=False, compare=False)
     _staged: dict[Pipelining, Staged] = field(default_factory=dict, repr=False, compare=False)
 
     def unflatten(self, outputs: list[Any]) -> Any:
@@ -219,11 +222,13 @@ class Recording:
 
     Args:
         make: makes the graph.
+        origins: of the ops that it is made of; none where it is not made of a record of them.
     """
 
-    def __init__(self, make: Callable[[], Capture]) -> None:
+    def __init__(self, make: Callable[[], Capture], origins: Sequence[Origin] = ()) -> None:
         self._make: Callable[[], Capture] | None = make
         self._graph: Capture | None = None
+        self.origins = origins
 
     def graph(self) -> Capture:
         """The graph; once it is made, all else of the run is let go of.
@@ -257,7 +262,7 @@ def record(fn: Callable[..., Any], *args: Any) -> Recording:
                 graph, fakes = _replayed(*run.pop(), args, stream)  # popped: all is let go of before garbage is looked for
             return _finish(graph, fakes, result, stream)
 
-    return Recording(make)
+    return Recording(make, [one.origin for one in run[0][1].entries])
 
 
 def capture_part(fn: Callable[..., Any], *args: Any) -> Capture:
@@ -295,8 +300,14 @@ _Recorded = tuple[FlatCall, Tape, list[torch.Tensor]]
 def _run_recorded(fn: Callable[..., Any], args: tuple[Any, ...], stream: RandomStream) -> tuple[list[_Recorded], Any]:
     """The parts that the graph is made of, and the result with :class:`Output` places."""
     call = FlatCall(args)
-    with disable_autocast_cache(), call.mode, assignable_data(FakeTensor), Tape(call.mode, stream, _count_draws) as tape:
+    kinds = table_of_run()
+    bucket = bucket_of(kinds, call.fakes)
+    if bucket is not None:
+        kinds.take(bucket)
+    with disable_autocast_cache(), call.mode, assignable_data(FakeTensor), Tape(call.mode, kinds, stream, _count_draws) as tape:
         result, outputs = _split_outputs(fn(*call.args_with(call.fakes)))
+    if bucket is not None:
+        kinds.keep(bucket, (one.kind for one in tape.entries if one.kind is not None and one.facts.known), tape.counted)
     return [(call, tape, outputs)], result
 
 

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from xlatrain.bridge.random import draws
+from xlatrain.bridge.random import FILLED, draws
 
 _aten = torch.ops.aten
 _MOVES = (_aten.set_, _aten.resize_, _aten.resize_as_)
@@ -48,6 +48,7 @@ class OpFacts:
         writes_elements: of a mutable one, whether it changes more than that.
         unsaid: arguments that count as written though the schema does not say so.
         running: whether these are running statistics.
+        known: whether it is torch's, or one of ours whose arguments are all there is to it: it does the same in all runs.
     """
 
     func: Any
@@ -62,6 +63,7 @@ class OpFacts:
     writes_elements: bool
     unsaid: tuple[int, ...]
     running: bool
+    known: bool
 
     @classmethod
     def _of(cls, func: Any) -> OpFacts:
@@ -81,6 +83,7 @@ class OpFacts:
             writes_elements=not reshapes or func.overloadpacket in _MOVES,
             unsaid=_UNSAID.get(func, ()),
             running=func is _aten.native_batch_norm.default,
+            known=plain and (func.namespace in ("aten", "prims") or (func.namespace == "xlatrain" and func._opname in FILLED)),
         )
 
 
@@ -93,6 +96,13 @@ def facts_of(func: Any) -> OpFacts:
 
 
 _KNOWN: dict[int, OpFacts] = {}
+
+
+def resolve(name: str) -> torch._ops.OpOverload | None:
+    """``"aten.add.Tensor"`` → the overload, or None where this torch does not have it (2.11 to 2.13 differ)."""
+    namespace, op, overload = name.split(".")
+    packet = getattr(getattr(torch.ops, namespace), op, None)
+    return getattr(packet, overload, None) if packet is not None else None
 
 
 _DEVICE = torch.ops.prim.device.default

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,18 @@ def note_origin(nodes: Sequence[Node], origin: Origin | None = None) -> None:
     for node in nodes:
         node.meta[_META] = origin.frames
         node.meta[_BACKWARD] = origin.backward
+
+
+def set_origin(node: Node, frames: CapturedTraceback | None, backward: bool) -> None:
+    """A node that was made in another process comes from ``frames``; None: from nowhere that is known."""
+    if frames is not None:
+        node.meta[_META] = frames
+    node.meta[_BACKWARD] = backward
+
+
+def place_of_origin(node: Node, places: Mapping[int, int]) -> int | None:
+    """The entry of ``places`` for the frames that a node comes from, by their ids; None for none."""
+    return places.get(id(node.meta.get(_META)))
 
 
 def in_backward(node: Node) -> bool:

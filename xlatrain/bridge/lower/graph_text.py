@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -45,6 +46,18 @@ def graph_text(capture: Capture) -> str:
     drawn = None if draws is None else (list(draws.draws.items()), draws.rows)
     words.append(f"{capture.inputs} {capture.outputs} {capture.result} {drawn} {torch.get_default_dtype()}")
     return "\n".join(words)
+
+
+def graph_digest(capture: Capture) -> str:
+    """A digest of :func:`graph_text`.
+
+    Raises:
+        NotToldError: there is none.
+    """
+    if capture.digest is None:
+        object.__setattr__(capture, "digest", hashlib.sha256(graph_text(capture).encode(errors="surrogatepass")).hexdigest())
+    assert capture.digest is not None
+    return capture.digest
 
 
 def _op(capture: Capture, node: Node) -> str:

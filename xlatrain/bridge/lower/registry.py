@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 from jax.sharding import Mesh
 
+from xlatrain.bridge.capture.op_facts import resolve
+
 _PARTITIONED: ContextVar[bool] = ContextVar("partitioned", default=False)
 _MESH: ContextVar[Mesh | None] = ContextVar("program_mesh", default=None)
 
@@ -41,13 +43,6 @@ _F = TypeVar("_F", bound=Lowering)
 
 _TABLE: dict[torch._ops.OpOverload, Lowering] = {}
 _OURS: set[torch._ops.OpOverload] = set()
-
-
-def resolve(name: str) -> torch._ops.OpOverload | None:
-    """``"aten.add.Tensor"`` → the overload, or None where this torch does not have it (2.11 to 2.13 differ)."""
-    namespace, op, overload = name.split(".")
-    packet = getattr(getattr(torch.ops, namespace), op, None)
-    return getattr(packet, overload, None) if packet is not None else None
 
 
 def lowers(*names: str) -> Callable[[_F], _F]:
@@ -87,6 +82,11 @@ def lowering_of(op: torch._ops.OpOverload) -> Lowering | None:
 def is_ours(op: torch._ops.OpOverload) -> bool:
     """Whether ``op`` has a lowering that is part of this package."""
     return lowering_of(op) is not None and op in _OURS
+
+
+def all_are_ours() -> bool:
+    """Whether nobody has added a lowering: one that this package has is the same in another process."""
+    return len(_OURS) == len(_TABLE)
 
 
 def lowered_ops() -> frozenset[torch._ops.OpOverload]:

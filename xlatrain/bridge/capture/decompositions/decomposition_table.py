@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from xlatrain.bridge.capture.decompositions.least_squares import least_squares_d
 from xlatrain.bridge.capture.decompositions.linalg import linalg_decompositions
 from xlatrain.bridge.capture.decompositions.random import random_decompositions
 from xlatrain.bridge.capture.decompositions.strided import strided_decompositions
+from xlatrain.bridge.patches import patched
 
 aten = torch.ops.aten
 
@@ -71,9 +73,20 @@ def _overloads(name: str) -> list[torch._ops.OpOverload]:
     return [getattr(packet, overload) for overload in packet.overloads()] if packet is not None else []
 
 
+@contextlib.contextmanager
+def _finding_composites_once() -> Iterator[None]:
+    """Within the block torch asks once for the composites of all namespaces, not for each of 29."""
+    from torch._export import utils  # a process that finds its graphs on disk needs neither
+
+    find = functools.cache(utils._materialize_cpp_cia_ops)
+    with patched([(utils, "_materialize_cpp_cia_ops", find)]):
+        yield
+
+
 @functools.cache
 def _table() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions().items())
+    with _finding_composites_once():
+        table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions().items())
     beyond = [op for name in _BEYOND_CORE for op in _overloads(name)]
     table.update(get_decompositions(beyond))
     for name in _LOWERED_AS_THEY_ARE:

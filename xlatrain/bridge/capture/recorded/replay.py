@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import _pop_mode_temporarily
 
 from xlatrain.bridge.capture.op_log import argument_text, leaves_of
 from xlatrain.bridge.capture.recorded.fake_results import Fakes
-from xlatrain.bridge.capture.recorded.tape import Ambient, Entry, NotRecordable, Tape
+from xlatrain.bridge.capture.recorded.kinds import Ambient
+from xlatrain.bridge.capture.recorded.tape import Entry, NotRecordable, Tape
 from xlatrain.bridge.capture.tracebacks import note_origin
 from xlatrain.bridge.graph_nodes import Expansion, last_node, nodes_after, stands_for
 from xlatrain.bridge.random import RandomStream, draws
@@ -229,7 +230,7 @@ def _sameness(nodes: Sequence[Node]) -> Sequence[int]:
 @contextlib.contextmanager
 def _surrounded_by(ambient: Ambient) -> Iterator[None]:
     """Within the block an op is dispatched as it was in the run."""
-    grad, autocast, dtype, default, include, exclude = ambient
+    grad, autocast, dtype, default, include, exclude, *_ = ambient
     keys = torch._C.DispatchKeySet.from_raw_repr
     # Excluded in the run, where the op's call had taken the snapshot; here nothing has, and torch 2.11 and 2.12 insist on one.
     excluded = keys(exclude).remove(torch._C.DispatchKey.PythonTLSSnapshot)

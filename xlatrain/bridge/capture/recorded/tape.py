@@ -11,15 +11,16 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from xlatrain.bridge.capture.cut import UnknownValueError, noted, really
 from xlatrain.bridge.capture.op_facts import OpFacts, OpMode, facts_of
-from xlatrain.bridge.capture.op_log import RECORDER, OpLog, leaves_of, look_text, outline, written_by
-from xlatrain.bridge.capture.recorded.fake_results import FakeResult, Fakes, NotAlike, describe, look_without_grad
+from xlatrain.bridge.capture.op_log import RECORDER, OpLog, leaves_of, outline, written_by
+from xlatrain.bridge.capture.recorded.fake_results import Fakes, NotAlike, describe, look_without_grad
+from xlatrain.bridge.capture.recorded.kinds import Ambient, Key, Kind, KindTable
 from xlatrain.bridge.capture.sized_ops import NEEDS_VALUES, answered
 from xlatrain.bridge.capture.tracebacks import Origin
 from xlatrain.bridge.errors import BridgeError
@@ -30,64 +31,9 @@ from xlatrain.bridge.tensors.strides import is_whole
 _FAKE = frozenset((FakeTensor,))
 _DETACH = torch.ops.aten.detach.default
 
-_COUNTED: dict[Any, int] = {}
-"""The numbers of draws of ops, by all that they depend on: each is counted by a trace of its own, which takes long."""
-_MOST_COUNTED = 1024
-
-Ambient: TypeAlias = tuple[Any, ...]
-"""Grad mode, autocast, default dtype and dispatch keys: what an op depends on besides its arguments."""
-
 
 class NotRecordable(BridgeError):
     """A run that is more than the ops on its tape: it must be captured as it runs."""
-
-
-@dataclass(eq=False, slots=True)
-class Kind:
-    """Ops that are alike: the same op with the same literals, of operands that look the same.
-
-    Attributes:
-        draws: how many random numbers it draws.
-        text: what logs have of it.
-        results: what it returns, None where that must be found out each time.
-        looks: how its results look.
-        result_texts: what logs have of them.
-        container: ``tuple`` or ``list`` of results; None for a single one.
-    """
-
-    draws: int
-    text: str | None
-    results: tuple[FakeResult | None, ...] | None = None
-    looks: tuple[int, ...] = ()
-    result_texts: tuple[str | None, ...] = ()
-    container: type | None = None
-
-    def learn(self, result: Any, operands: Sequence[FakeTensor], look: Callable[[FakeTensor], int]) -> None:
-        """An op of this kind returned ``result``."""
-        self.container = type(result) if type(result) in (tuple, list) else None
-        results = result if self.container else [result]
-        try:
-            found = tuple(FakeResult.from_value(one, operands) for one in results)
-        except NotAlike:
-            return
-        own = [one.untyped_storage()._cdata for one, made in zip(results, found, strict=True) if made and made.alias is None]
-        if len(set(own)) == len(own):  # views of each other cannot be made one by one
-            self.results = found
-            self.looks = tuple(-1 if one is None else look(one) for one in results)
-            self.result_texts = tuple(None if one is None else look_text(one) for one in results)
-
-    def make(self, fakes: Fakes, operands: Sequence[FakeTensor], looks: dict[int, tuple[FakeTensor, int]]) -> Any:
-        """The result of another op of this kind; adds the fingerprints of its tensors to ``looks``, by id."""
-        assert self.results is not None
-        made: list[FakeTensor | None] = []
-        for one, look in zip(self.results, self.looks, strict=True):
-            if one is None:
-                made.append(None)
-                continue
-            tensor = one.make(fakes, operands)
-            looks[id(tensor)] = (tensor, look)
-            made.append(tensor)
-        return made[0] if self.container is None else self.container(made)
 
 
 @dataclass(eq=False, slots=True)
@@ -121,6 +67,7 @@ class Tape(OpMode):
 
     Args:
         mode: of the function's fake tensors.
+        kinds: that are known.
         stream: numbers the draws.
         count_draws: ``(func, args, kwargs) -> `` how many numbers an op draws.
 
@@ -130,13 +77,18 @@ class Tape(OpMode):
         changed: that which one did write to.
         reshaped: ids of tensors whose shape or strides an op changed in place.
         logs: told of every op.
+        counted: of the counts of draws, those that it had.
 
     Raises:
         NotRecordable: from an op that is more than a function of its arguments.
     """
 
     def __init__(
-        self, mode: FakeTensorMode, stream: RandomStream, count_draws: Callable[[Any, tuple[Any, ...], dict[str, Any]], int]
+        self,
+        mode: FakeTensorMode,
+        kinds: KindTable,
+        stream: RandomStream,
+        count_draws: Callable[[Any, tuple[Any, ...], dict[str, Any]], int],
     ) -> None:
         super().__init__()
         self.entries: list[Entry] = []
@@ -147,10 +99,10 @@ class Tape(OpMode):
         self._fakes = Fakes(mode)
         self._stream = stream
         self._count_draws = count_draws
-        self._kinds: dict[Any, Kind] = {}
-        self._ambients: dict[Ambient, Ambient] = {}
+        self.counted: dict[Key, int] = {}
+        self._table = kinds
+        self._own: dict[Key, Kind] = {}  # of ops that may do something else in another run
         self._looks: dict[int, tuple[FakeTensor, int]] = {}  # with the tensor: an id must not be used twice
-        self._look_numbers: dict[Any, int] = {}
         self._refused: NotRecordable | None = None
         self._kept: list[torch.UntypedStorage] = []  # an address must not be used twice
 
@@ -222,9 +174,10 @@ class Tape(OpMode):
             except NotAlike:
                 pass
             else:
-                kind = self._kinds.get(key)
+                kinds = self._table.kinds if facts.known else self._own
+                kind = kinds.get(key)
                 if kind is None:
-                    kind = self._kinds[key] = Kind(self._draws(facts, args, kwargs), None)
+                    kind = kinds[key] = Kind(facts, key, self._draws(facts, args, kwargs))
         number = self._draws(facts, args, kwargs) if kind is None else kind.draws
         first = args[-1] if facts.draws else self._stream.index
         return Entry(facts, args, kwargs, kind, operands, first, number, ambient, Origin.here())
@@ -238,12 +191,14 @@ class Tape(OpMode):
             torch.get_default_dtype(),
             torch._C._dispatch_tls_local_include_set().raw_repr(),
             torch._C._dispatch_tls_local_exclude_set().raw_repr(),
+            torch.are_deterministic_algorithms_enabled(),
+            self._stream.by_torch,
         )
-        return self._ambients.setdefault(found, found)
+        return self._table.ambient(found)
 
     def _key(
         self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Ambient, operands: list[FakeTensor]
-    ) -> Any:
+    ) -> Key:
         """The properties that ops which are alike have in common; adds their tensors to ``operands``.
 
         Raises:
@@ -256,7 +211,7 @@ class Tape(OpMode):
             describe(value, words, operands, self._look)
         if len(operands) > 1:
             first: dict[int, int] = {}
-            words.extend([first.setdefault(id(operand), i) for i, operand in enumerate(operands)])
+            words.append(tuple([first.setdefault(id(operand), i) for i, operand in enumerate(operands)]))
         return tuple(words)
 
     def _look(self, tensor: FakeTensor) -> int:
@@ -264,24 +219,23 @@ class Tape(OpMode):
         known = self._looks.get(id(tensor))
         if known is None:
             look = look_without_grad(tensor)
-            number = self._look_numbers.setdefault(look, len(self._look_numbers))
-            known = self._looks[id(tensor)] = (tensor, number)
+            known = self._looks[id(tensor)] = (tensor, self._table.look(look))
         return ~known[1] if tensor.requires_grad else known[1]
 
     def _draws(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         if not facts.seeded:
             return 0
-        words: list[Any] = [facts.func, self._ambient(), torch.are_deterministic_algorithms_enabled(), self._stream.by_torch]
+        words: list[Any] = [facts.name, self._ambient()]
         try:
             describe((args, *kwargs.items()), words, [], look_without_grad)
         except NotAlike:
             return self._count_draws(facts.func, args, kwargs)
-        key = tuple(words)
-        if key not in _COUNTED:
-            if len(_COUNTED) >= _MOST_COUNTED:
-                _COUNTED.clear()
-            _COUNTED[key] = self._count_draws(facts.func, args, kwargs)
-        return _COUNTED[key]
+        counts, key = self._table.counts if facts.known else {}, tuple(words)
+        if key not in counts:
+            counts[key] = self._count_draws(facts.func, args, kwargs)
+        if facts.known:
+            self.counted[key] = counts[key]
+        return counts[key]
 
     def _run(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         changed = list(written_by(facts.func, args, kwargs)) if facts.mutable else []
