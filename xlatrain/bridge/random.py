@@ -194,7 +194,7 @@ def continue_at(index: int) -> None:
     _stream().index = index
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # another one for each call: a step that keeps it stores it each time
 class RngState:
     """The return value of ``torch.get_rng_state()`` inside a captured step: the position in the stream, not bytes.
 

@@ -23,6 +23,7 @@ import torch
 
 from torch_compat.step.effects.effects import ObjectPath, outline
 from torch_compat.step.effects.recorder import EffectRecorder
+from torch_compat.step.guards import noted_places
 from torch_compat.step.guards.compared_places import Locations
 from torch_compat.step.guards.locations import Attribute, Contents, Entry, File, Item, Kind, Lookup, Member
 from torch_compat.step.guards.observation import Observation
@@ -317,3 +318,20 @@ def test_garbage_is_collected_only_where_nobody_follows_what_has_changed(followe
         grows()
     _, changed = observation.settle(lambda: {id(kept)} if followed else ())
     assert bool(collected) == bool(changed) == (not followed)
+
+
+class Keeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, kept: dict[str, Any]) -> torch.Tensor:
+        ctx.kept = kept
+        return x * 2
+
+
+def test_what_calls_of_functions_keep_is_counted_where_they_alone_hold_it() -> None:
+    inner, shown = {"a": 1}, {"b": 2}
+    around = {"inner": shown}
+    graph = Keeping.apply(torch.ones(2, requires_grad=True), {"inner": inner}), Keeping.apply(torch.ones(2), {})
+    graph = (*graph, Keeping.apply(torch.ones(2, requires_grad=True), around))
+    held = noted_places._held_by_calls([inner, shown])
+    assert len(graph) == 3
+    assert held[id(inner)] == 1 and held[id(shown)] == 0  # around is held here, too

@@ -193,10 +193,12 @@ class NotedPlaces:
             _put_back_tensor(location, kept)
         changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
         if changed and not {id(one[0].owner) for one in changed} <= set(followed()):
+            of_calls: Counter[int] = Counter()
             if not attended:
                 gc.collect()  # looks at all that the process holds, so it is done only where it decides
+                of_calls = _held_by_calls([one[0].owner for one in changed])
             del changed
-            self._drop_own()
+            self._drop_own(of_calls)
             changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
         known = followed() if changed else ()
         changed = [one for one in changed if id(one[0].owner) not in known]
@@ -319,10 +321,14 @@ class NotedPlaces:
             and not _holds_of_the_step(values, else_many=False)
         }
 
-    def _drop_own(self) -> None:
-        """Forget objects that nobody else holds: the step has made them, and no other step can meet them."""
+    def _drop_own(self, of_calls: Counter[int] | None = None) -> None:
+        """Forget objects that nobody else holds: the step has made them, and no other step can meet them.
+
+        Args:
+            of_calls: see :func:`_held_by_calls`.
+        """
         while True:
-            own: Counter[int] = Counter()
+            own: Counter[int] = Counter(of_calls)
             for location, before, kept in self._first.values():
                 own[id(location.owner)] += 1
                 own.update(map(id, _held_by(before)))
@@ -371,6 +377,7 @@ def _nothing() -> None: ...
 
 _PUT = (Attribute, Contents, Entry, Kind, Lookup, Stream, Values, Variable)
 _MOST = 2000  # objects in what is put
+_ABOVE = 4  # containers around an object, up to the context of a call
 
 
 def _holds_of_the_step(value: Any, *, else_many: bool = True) -> bool:
@@ -431,6 +438,31 @@ def _held_by_copy(kept: Any, location: Location) -> Iterator[Any]:
             yield from one.values()
         elif isinstance(one, tuple | list | set | deque):
             yield from one
+
+
+def _held_by_calls(owners: list[Any]) -> Counter[int]:
+    """By id: how often objects are in the contexts of calls of autograd Functions, and in what these alone hold.
+
+    The graph of a run is there as long as its results are, with all that a Function was given and has kept for its backward.
+    """
+    todo, calls, met = list(owners), {}, {id(owners)}
+    for _ in range(_ABOVE):
+        above = gc.get_referrers(*todo) if todo else []
+        met |= {id(todo), id(above)}
+        calls.update((id(one), one) for one in above if isinstance(one, torch.autograd.function.FunctionCtx))
+        todo = [one for one in above if type(one) in (dict, list, tuple) and id(one) not in met]
+        met |= set(map(id, todo))
+    del above
+    held: Counter[int] = Counter()
+    inside: list[Any] = [vars(one) for one in calls.values()]
+    todo.clear()
+    while inside:
+        holder = inside.pop()
+        for key in holder if type(holder) is dict else range(len(holder)):
+            held[id(holder[key])] += 1
+            if type(holder[key]) in (dict, list, tuple) and sys.getrefcount(holder[key]) == 2:  # by it, and by the question
+                inside.append(holder[key])
+    return held
 
 
 def _standard_streams() -> tuple[Any, ...]:
