@@ -312,3 +312,64 @@ def objects_made_by_steps(run: Run) -> None:
     run.note("shown", model.shown)
     run.note("kept", [[one.value, one.rows] for one in model.kept])
     run.note("weights", [value.detach().clone() for value in model.state_dict().values()])
+
+
+class WithoutActivations(torch.autograd.Function):
+    """Computes its block again in backward, with settings in dicts that both fill."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, block: Any, settings: dict[str, Any]) -> Tensor:
+        ctx.settings, ctx.block, ctx.x = settings, block, x.detach()
+        with torch.no_grad():
+            return block(x, **settings)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        with torch.enable_grad():
+            x = ctx.x.requires_grad_()
+            y = ctx.block(x, again=True, **ctx.settings)
+        torch.autograd.backward(y, gradients[0])
+        return x.grad, None, None
+
+
+class Again(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.state = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), None
+
+    def forward(self, x: Tensor, own: dict[str, Any], *, again: bool = False) -> Tensor:
+        own["again"] = again
+        if not again:
+            self.state = torch.get_rng_state()
+            return self.inner(x)
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self.state)
+            return self.inner(x)
+
+
+class Reversible(Stateful):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Layers()
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.last = nn.ModuleList([Again(), Again()]), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = WithoutActivations.apply(x.requires_grad_(), block, {"own": {}})
+        return self.last(x)
+
+
+@case
+def calls_of_functions_that_keep_dicts(run: Run) -> None:
+    class Kept(Reversible):
+        def look(self, z: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(z, y)
+
+    model, data = Kept(), run.loader(*class_data(96))
+    run.trainer(max_epochs=2).fit(model, data)
+    run.note("weights", [value.detach().clone() for value in model.state_dict().values()])

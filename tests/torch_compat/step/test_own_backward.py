@@ -9,6 +9,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from torch_compat import LightningModule, Trainer
+from torch_compat.step.capture.taken_hooks import TakenHooks
+from torch_compat.step.capture.watched_backward import WatchedBackward
 from torch_compat.utilities.exceptions import MisconfigurationException
 
 
@@ -134,3 +136,21 @@ def test_a_parameter_is_not_changed_between_forward_and_backward(tmp_path: Any) 
     fit(Clamped(10.0))  # which changes nothing
     with pytest.raises(MisconfigurationException, match=r"changed the parameter 'layer\.weight', but .* on_train_batch_end"):
         fit(Clamped(0.1))
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2
+
+
+def test_a_function_that_leads_to_no_parameter_has_its_backward_run() -> None:
+    watched, weight = WatchedBackward(TakenHooks({}, {})), torch.ones(3, requires_grad=True)
+    batch = torch.ones(3, requires_grad=True)
+    assert watched.needed_for((Doubled.apply(batch) * weight).sum(), [weight])
+    assert not watched.needed_for((Doubled.apply(weight) * batch).sum(), [weight])
+    assert not watched.needed_for((batch * weight).sum(), [weight])

@@ -58,7 +58,7 @@ def training_body(accumulate: int) -> StepBody:
         with inputs.around_backward():
             if inputs.backward is not None:
                 grads = _through(inputs.backward, scaled, inner, watched)
-            elif watched.needed:
+            elif watched.needed_for(scaled, inner):
                 scaled.backward()
                 grads = [value.grad for value in inner]
             else:
@@ -142,7 +142,7 @@ def _through(
             raise MisconfigurationException(
                 f"backward was given {[*args, *kwargs]}: a compiled step differentiates the loss itself; retain_graph at most"
             )
-        if watched.needed:
+        if watched.needed_for(loss, values):
             loss.backward(retain_graph=True)
         else:
             add(torch.autograd.grad(loss, values, allow_unused=True, retain_graph=True))
