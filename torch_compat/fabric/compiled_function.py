@@ -20,7 +20,6 @@ from torch_compat.fabric.wrappers import unwrap
 from torch_compat.run.batches import flatten_batch
 from torch_compat.step.capture.cached_program import NamedStatic, StepName
 from torch_compat.step.guards.fingerprints import fingerprint
-from torch_compat.step.guards.taking import given_again
 from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalars import ScalarTracer
 from torch_compat.step.mesh_steps import UpdatingStep
@@ -28,7 +27,7 @@ from torch_compat.step.optimizers.host_part import HostPart
 from torch_compat.step.values.marks import same
 from torch_compat.step.values.user_objects import is_user_object
 from torch_compat.utilities.exceptions import MisconfigurationException
-from xlatrain.bridge.errors import BridgeError, CaptureError, is_user_file
+from xlatrain.bridge.errors import CaptureError, is_user_file
 
 if TYPE_CHECKING:
     from torch_compat.fabric.fabric import Fabric
@@ -64,12 +63,8 @@ class CompiledFunction:
         self._check_set_up()
         try:
             return self._run(args, kwargs)
-        except BridgeError as error:
-            if not error.recoverable:
-                raise
-            model.run_on_host(str(error))
-            with given_again():
-                return self._function(*args, **kwargs)
+        except Exception as error:
+            return model.run_again(error, lambda: self._function(*args, **kwargs))
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         model = self._fabric._model

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import weakref
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -19,8 +19,10 @@ from torch_compat.run import report
 from torch_compat.run.report import ExecutorLog
 from torch_compat.step.device_memory import advice
 from torch_compat.step.eager.fallback import executor_choice, of_one_memory, share_values, with_gradients
+from torch_compat.step.eager.once_more import once_more, raised
 from torch_compat.step.eager.whole_batch import WholeBatches
 from torch_compat.step.effects.logged import LogRecorder
+from torch_compat.step.guards.taking import given_again
 from torch_compat.step.kept_graphs import graphs_of
 from torch_compat.step.model_state import ModelState
 from torch_compat.step.optimizers.forms import functional_form
@@ -33,6 +35,7 @@ from torch_compat.strategies.sharding_report import report_shardings
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_collectives import replicated_eager
 from torch_compat.utilities.rank_zero import rank_zero_warn
+from xlatrain.bridge.errors import BridgeError
 from xlatrain.mesh.mesh import in_words
 from xlatrain.step.device_memory import explained_shortage
 from xlatrain.step.replicas import ReplicaCheck
@@ -259,6 +262,26 @@ class MeshModel:
         self._run = None
         self._indices.clear()
         self._unsupported.clear()
+
+    def run_again(self, error: Exception, run: Callable[[], _T]) -> _T:
+        """The outcome of ``run()`` in plain torch, where modules run from now on, since something could not run on the mesh.
+
+        Raises:
+            Exception: what ``run`` raises; ``error`` itself, where more than an attempt has failed, or no other way is wanted.
+            MisconfigurationException: see :meth:`run_on_host`.
+        """
+        if isinstance(error, BridgeError):
+            if not error.recoverable:
+                raise error
+            self.run_on_host(str(error))
+            with given_again():
+                return run()
+        alone = self._strategy.layout.processes == 1 and executor_choice() == "auto"
+        if self._run is None or not self._run.steps.took_back(error) or not alone:
+            raise error
+        self.run_on_host(raised(error))
+        with given_again():
+            return once_more(error, run)
 
     def run_on_host(self, reason: str) -> None:
         """Run modules in plain torch from now on.

@@ -12,9 +12,7 @@ from torch.nn import Module
 
 from torch_compat.fabric.steps import Call, ModuleCall
 from torch_compat.run.batches import flatten_batch
-from torch_compat.step.guards.taking import given_again
 from torch_compat.step.host.scalars import ScalarTracer
-from xlatrain.bridge.errors import BridgeError
 
 if TYPE_CHECKING:
     from torch_compat.fabric.model import MeshModel
@@ -28,10 +26,8 @@ def call_on_mesh(model: MeshModel, module: Module, method: str, run: Callable[..
     """
     try:
         return _Call(model, module, method, run, args, kwargs).result()
-    except BridgeError as error:
-        model.run_on_host(str(error))
-        with given_again():
-            return run(*args, **kwargs)
+    except Exception as error:
+        return model.run_again(error, lambda: run(*args, **kwargs))
 
 
 class _Call:

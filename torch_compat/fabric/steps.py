@@ -35,7 +35,7 @@ from torch_compat.step.program_cache import Wanted
 from torch_compat.step.programs import evaluation_program, in_matmul_precision
 from torch_compat.step.step_services import StepServices
 from torch_compat.utilities.host_arrays import to_torch
-from xlatrain.bridge.errors import BridgeError, CaptureError
+from xlatrain.bridge.errors import CaptureError
 from xlatrain.mesh.sharding import like_parameters
 from xlatrain.step.step import add_gradients
 from xlatrain.xla.compiler_options import compiler_options
@@ -180,14 +180,16 @@ class FabricSteps(MeshStepRunner):
         if placed.values is not None:
             placed.values.takes_state = False  # the forward pass may change buffers for which both ask
         one = _PlacedCall(call, self._names_of(call.module, call.method), placed, host)
-        forward = self._forward_variant(one)
-        backward = self._backward_variant(one, forward.step)
-        state = self.model.state
-        inputs = (state.params, state.buffers, state.key, np.int32(-self.count_evaluation()), placed.arrays)
+        undoable = True
         try:
+            forward = self._forward_variant(one)
+            backward = self._backward_variant(one, forward.step)
+            state = self.model.state
+            inputs = (state.params, state.buffers, state.key, np.int32(-self.count_evaluation()), placed.arrays)
+            undoable = forward.may_be_taken_back
             written, outputs = self._explained(forward, *inputs, forward.scalars(host))
-        except BridgeError:
-            host.give_back()
+        except BaseException as error:
+            self.take_back(error, host, wholly=undoable)
             raise
         if any(written):
             self.take_written(*written)
@@ -284,15 +286,26 @@ class FabricSteps(MeshStepRunner):
     ) -> Any:
         params, *state, arrays = inputs
         used = variant.step.used_params
-        now = self.model.state.params
-        params = {name: params[name] if name in used else now[name] for name in params}
+        now = self.model.state.params  # none, where the module has left the mesh since the call
+        params = {name: params[name] if name in used else self._unused(params[name], now.get(name)) for name in params}
         if any(leaf.is_deleted() for leaf in jax.tree.leaves((params, state)) if isinstance(leaf, jax.Array)):
             raise RuntimeError(_MODIFIED)
         scalars = variant.scalars(host_values)
         return self._explained(variant, params, *state, [*arrays, *cotangents], scalars)
 
+    def _unused(self, before: jax.Array, now: jax.Array | None) -> jax.Array:
+        """A parameter that a program takes and does not use, whose array may have been donated since."""
+        if now is not None:
+            return now
+        return jax.device_put(np.zeros(before.shape, before.dtype), before.sharding) if before.is_deleted() else before
+
     def _add_gradients(self, grads: dict[str, Any]) -> None:
         model = self.model
+        if model.is_released:
+            for name, grad in grads.items():
+                param, found = model.params[name], to_torch(grad)
+                param.grad = found if param.grad is None else param.grad + found
+            return
         model.push_gradients()
         total = _sum(model.state.accumulated, grads)
         model.state = dataclasses.replace(model.state, accumulated=total)

@@ -494,19 +494,19 @@ class StepDispatcher:
             return self._evaluate(name, batch, indices)
 
     def _raise_with_effects(self, error: Exception, eagerly: Callable[[], StepOutcome]) -> StepOutcome:
-        """The user's step raised while it was captured: it runs eagerly once more, so that what it does before is kept.
+        """A step of which nothing is left ended with an error: it runs eagerly once more, so that what it does before is kept.
 
         Raises:
-            Exception: what it raises then; ``error`` itself where it has not been captured, or cannot run eagerly.
+            Exception: what it raises then; ``error`` itself where more than an attempt has failed, or it cannot run eagerly.
         """
         compiled = self._compiled
         alone = world().process_count == 1 and executor_choice() == "auto"
-        if compiled is None or not compiled.steps.raised(error) or not alone or not compiled.model.fits_host():
+        if compiled is None or not compiled.steps.took_back(error) or not alone or not compiled.model.fits_host():
             raise error
         self._go_on_eagerly(raised(error))
         with given_again():
             outcome = once_more(error, eagerly)
-        must_fall_back("auto", f"{type(error).__name__} was raised while the step was captured: {error}", self._run.strategy.mesh)
+        must_fall_back("auto", f"{type(error).__name__} was raised before the step could run: {error}", self._run.strategy.mesh)
         return outcome
 
     def _evaluate(self, name: str, batch: Any, indices: tuple[int, ...]) -> StepOutcome:

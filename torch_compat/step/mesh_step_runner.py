@@ -33,9 +33,10 @@ from torch_compat.step.program_cache import CacheRun, Wanted
 from torch_compat.step.step_services import StepServices, draws_by_torch
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import host_value
-from xlatrain.bridge.errors import BridgeError
+from xlatrain.bridge.errors import BridgeError, WrongPlanError
 from xlatrain.mesh.data import BatchPlacer
 from xlatrain.step.assumed import UNDECIDED, Guarded, before
+from xlatrain.step.device_memory import Shortage
 from xlatrain.step.stacking import Stacking
 from xlatrain.step.step import add_gradients
 
@@ -82,6 +83,7 @@ class MeshStepRunner:
         self._forms, self._effects = self.kept.forms, self.kept.effects
         self._variants, self._carried = self.kept.programs, self.kept.carried
         self._running_step = ""
+        self._taken_back: Exception | None = None
         self._bounded = mesh.devices.size > 1
         self._in_flight: deque[Any] = deque()
         metric_sync.install()
@@ -102,9 +104,26 @@ class MeshStepRunner:
         self.copy_batches, self.kept_rows, self._evaluations = before.copy_batches, before.kept_rows, before._evaluations
         self.ways_back = before.ways_back
 
-    def raised(self, error: Exception) -> bool:
-        """Whether the user's own step raised it while it was captured, so that nothing of the step has happened."""
-        return self._variants.raised(error)
+    def took_back(self, error: Exception) -> bool:
+        """Whether a step has ended with it just now of which nothing has happened: it may run once more, eagerly."""
+        taken_back, self._taken_back = self._taken_back, None
+        return taken_back is error
+
+    def take_back(self, error: BaseException, host_values: HostValues, *, wholly: bool) -> None:
+        """A step ended with ``error``, of whatever class, before its program gave anything: nothing of it is left.
+
+        Args:
+            error: which says whether the step may run eagerly, or is noted for :meth:`took_back`.
+            host_values: of the step, whose draws are taken back.
+            wholly: whether that was all; a program that has run before may have begun what cannot be taken back.
+        """
+        host_values.give_back()
+        arrays = jax.tree.leaves(self.model.raw_state)  # shapes alone in a preflight, which has nothing to run eagerly
+        wholly = wholly and all(isinstance(one, jax.Array) and not one.is_deleted() for one in arrays)
+        if isinstance(error, BridgeError):
+            error.recoverable = error.recoverable and wholly
+        elif isinstance(error, Exception) and wholly and not isinstance(error, WrongPlanError):
+            self._taken_back = error if Shortage.from_error(error) is None else None
 
     def rescan(self) -> None:
         """A pass over batches begins: find what hooks changed where it cannot be followed."""
@@ -139,6 +158,7 @@ class MeshStepRunner:
         if not self.model.offloads:  # whose state is in two memories
             host_values.assumptions = Assumptions()
         batch, self._running_step = step.batch, step.name
+        undoable = True
         try:
             while True:
                 step.batch = self._carried.beside(step.name, batch, self.model.live)
@@ -155,6 +175,7 @@ class MeshStepRunner:
                     elif self._forms.layout.processes > 1 or not variants.attend(step.name, error):
                         raise  # what each process does on its host need not lead them all to one program
                     continue
+                undoable = program.may_be_taken_back
                 args = step.arguments(program)
                 self._make_room(program)
                 parted = self.model.part(program.step.assigned)
@@ -168,9 +189,9 @@ class MeshStepRunner:
                     break
                 if step.replaces_state:
                     step.put_back(program, before(structure, new, guarded.left))
-        except BridgeError:
-            host_values.give_back()
+        except BaseException as error:
             step.undo()
+            self.take_back(error, host_values, wholly=undoable)
             raise
         step.take(program, new, outputs)
         self._carried.have_run(step.name)

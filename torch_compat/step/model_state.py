@@ -88,6 +88,7 @@ class ModelState:
         self._multiprocess = is_multiprocess(mesh)
         self.grads: VisibleGradients | None = None
         self.differentiated: frozenset[str] = frozenset()  # parameters whose gradient was used up inside the last program
+        self.is_released = False  # the host has the values, from where they do not come back
         self.carries_gradients = False  # manual optimization: what state.accumulated has stays until the user clears it
         self._stacking: Stacking | None = None
         self._read_before: dict[str, torch.Tensor] = {}
@@ -520,7 +521,7 @@ class ModelState:
         """
         self._host_gradients.stop()
         if to_host:
-            lost = self.live.release(failed=failed)
+            lost, self.is_released = self.live.release(failed=failed), True
             # Reference cycles keep this until garbage is collected, which arrays are too large to wait for.
             self.state = replace(self._state, params={}, buffers={}, opt_state={}, accumulated={})
             self.grads = None

@@ -27,6 +27,7 @@ from torch_compat.step.recompilation import forbidden_after
 from torch_compat.step.run_context import RunContext, StepStrategy
 from torch_compat.step.step_services import StepServices, place_model
 from torch_compat.utilities.rank_zero import WarningCache, rank_zero_warn
+from xlatrain.bridge.errors import WrongPlanError
 from xlatrain.supported import COMPILED_TORCH
 
 _once = WarningCache()
@@ -73,7 +74,11 @@ class PlacedRun(Generic[Steps]):
     ) -> None:
         @contextlib.contextmanager
         def around() -> Iterator[None]:
-            with forward(), strategy.capture_context(model.module):
+            with forward(), contextlib.ExitStack() as plan:
+                try:
+                    plan.enter_context(strategy.capture_context(model.module))
+                except ValueError as error:
+                    raise WrongPlanError(str(error)) from error
                 yield
 
         self._strategy = strategy

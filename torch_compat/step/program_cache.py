@@ -126,7 +126,6 @@ class ProgramCache:
             leaving: names of the roots in whose place another Trainer has others.
         """
         del self._model, self._tell_compiling
-        self._captures.raised = None
         for name, own in list(self._steps.items()):
             if name in self._attended_steps or self._guards.asks_run(name) or sum(1 for _ in own) > _MOST_KEPT:
                 self.forget(name)
@@ -177,10 +176,6 @@ class ProgramCache:
     def reading(self, tracer: ScalarTracer, host_values: HostValues) -> contextlib.AbstractContextManager[None]:
         """The context of the user's method in a capture: what it reads and draws is followed."""
         return self._guards.reading(tracer, host_values)
-
-    def raised(self, error: Exception) -> bool:
-        """Whether it is the user's own, raised by a step while it was captured; what that had done was taken back."""
-        return self._captures.raised is error
 
     def following(self) -> contextlib.AbstractContextManager[None]:
         """The context of a whole run: what the host assigns to modules is followed."""

@@ -207,7 +207,7 @@ class MeshStrategy(Strategy):
         bring_home(run.model, self._leave_mesh, reason)
 
     def _fall_back(self, error: Exception) -> None:
-        """Let stock run a step, and those after it, that could not be compiled or that raised while it was captured.
+        """Let stock run a step, and those after it, that could not be compiled or of which nothing is left but an error.
 
         Raises:
             Exception: ``error`` itself where it is another, or only compiled steps are wanted.
@@ -217,7 +217,7 @@ class MeshStrategy(Strategy):
             reason, recoverable = str(error), error.recoverable
         else:  # what the step did before is done once more, eagerly
             reason = f"the step raises {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            recoverable = self._run.steps.raised(error)
+            recoverable = self._run.steps.took_back(error)
         if executor_choice() == "compiled" or not recoverable:
             raise error
         self._go_on_eagerly(reason)

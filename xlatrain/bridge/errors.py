@@ -48,6 +48,10 @@ class CaptureError(BridgeError):
     """The step's Python cannot be captured: its control flow or a host read depends on the values of tensors."""
 
 
+class WrongPlanError(ValueError):
+    """A plan by which steps are to be compiled does not fit the module: an eager run, which needs none, is no answer."""
+
+
 class LoweringError(BridgeError):
     """An op of the captured graph has no JAX lowering, or its lowering failed."""
 

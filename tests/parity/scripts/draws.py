@@ -465,5 +465,97 @@ def fabric_loop_compiled(run: Run) -> None:
     loop(run, compiled)
 
 
+class Refusing(nn.Sequential):
+    """Counts its calls, draws, and raises for batches of some size."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(nn.Linear(8, 2))
+        self.size, self.calls = size, 0
+        self.seen: list[int] = []
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.count += 1
+        self.seen.append(len(x))
+        dropped = F.dropout(x, 0.5)
+        if len(x) == self.size:
+            raise ValueError("a batch of another size")
+        return super().forward(dropped)
+
+
+def loop_that_skips(run: Run, how: Callable[..., Any]) -> None:
+    fabric = fabric_of(run)
+    net = Refusing(3)
+    run.initialise(net)
+    seed()
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 1e-1))
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(model(x + 0.1 * torch.randn_like(x)), y)
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    run_step = how(fabric, step)
+    x, y = rows(20)
+    for size in (4, 4, 3, 4, 3, 4):
+        try:
+            note_loss(run, fabric, run_step(x[:size], y[:size]))
+        except ValueError as error:
+            run.record["losses"].append(str(error))
+        run.record["hooks"].append([place(), net.calls, list(net.seen), float(net.count)])
+    finish(run, net=net)
+
+
+@case
+def fabric_loop_that_skips_batches_that_raise(run: Run) -> None:
+    loop_that_skips(run, as_it_is)
+
+
+@case
+def fabric_loop_that_skips_batches_that_raise_compiled(run: Run) -> None:
+    loop_that_skips(run, compiled)
+
+
+@case
+def a_call_that_cannot_be_compiled_after_one_that_can(run: Run) -> None:
+    """The backward pass of the first comes when the modules have left the mesh."""
+
+    class Asking(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            found = super().forward(F.dropout(x, 0.3))
+            return found * 2 if float(found.sum()) > 0 and len(x) > 5 else found
+
+    fabric = fabric_of(run)
+    first, last = nn.Linear(8, 4), Asking(4, 2)
+    run.initialise(nn.ModuleList([first, last]))
+    seed()
+    model, head = fabric.setup_module(first), fabric.setup_module(last)
+    optimizer = fabric.setup_optimizers(torch.optim.SGD([*first.parameters(), *last.parameters()], 1e-1))
+    x, y = rows(24)
+    for size in (4, 4, 6, 6):
+        hidden = model(F.dropout(x[:size], 0.2))
+        loss = F.mse_loss(head(hidden), y[:size])
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        note_loss(run, fabric, loss)
+        run.record["hooks"].append(place())
+    finish(run, first=first, last=last)
+
+
+@case
+def whole_numbers_that_need_64_bits(run: Run) -> None:
+    """They are drawn, and found too large, after others; the step runs eagerly, with the same ones."""
+
+    def loss(model: Drawing, x: Tensor, y: Tensor) -> Tensor:
+        found = F.mse_loss(model.net(F.dropout(x, 0.5)), y)
+        return found + (torch.randint(0, 2**40, (3,)) % 5).sum() * found
+
+    fit(run, nn.Linear(8, 2), loss)
+
+
 if __name__ == "__main__":
     main()

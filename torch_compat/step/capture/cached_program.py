@@ -156,14 +156,14 @@ class CachedProgram:
         draws = self.step.scalars.draws
         host_values.take_back = None
         if draws:
-            host_values.take_back = (draws.try_out if self._may_be_taken_back else draws.make)(host_values)
+            host_values.take_back = (draws.try_out if self.may_be_taken_back else draws.make)(host_values)
 
     def scalars(self, host_values: HostValues) -> tuple[Any, ...]:
         """The host's numbers as its program takes them, among them those that torch draws now."""
         given, host_draws = self.step.scalars.inputs(host_values), self._host_draws
         if host_draws is None:
             return given
-        if self._may_be_taken_back:
+        if self.may_be_taken_back:
             host_values.take_back_too(functools.partial(torch.set_rng_state, torch.get_rng_state()))
         true = self.step.capture.host_draws
         assert true is not None
@@ -176,7 +176,7 @@ class CachedProgram:
         return (self.step if self.padding is None else self.padding.step).capture.host_draws
 
     @property
-    def _may_be_taken_back(self) -> bool:
+    def may_be_taken_back(self) -> bool:
         """Whether something else may have to run for the draws that are made for it."""
         return bool(self.step.scalars.assumed) or self.runs == 0
 

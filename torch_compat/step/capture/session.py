@@ -94,9 +94,6 @@ class CaptureSession:
         guards: follow what a step reads; what it changes outside of the module is taken back.
         changed: name → object whose attributes and contents steps may change; those that a step is seen to change are added.
         on_a_gpu: the steps will run on one, whose op lists of autocast differ.
-
-    Attributes:
-        raised: the last exception of the user's own that ended a capture; all that the step had done by then was taken back.
     """
 
     def __init__(self, module: torch.nn.Module, guards: StepGuards, changed: dict[str, Any], *, on_a_gpu: bool = False) -> None:
@@ -111,7 +108,6 @@ class CaptureSession:
         self._watched: set[str] = set()  # names of steps in which draws are looked for
         self._attended: dict[str, ChangingNumbers] = {}
         self._redo: tuple[Callable[[], None], ...] = ()  # of the last run
-        self.raised: Exception | None = None
 
     def capture(self, name: str, spec: StepSpec, host_values: HostValues, *, take: bool = True) -> CapturedStep:
         """Capture a step.
@@ -262,7 +258,6 @@ class CaptureSession:
                     first = error
             if again is None:
                 assert first is not None
-                self.raised = None if isinstance(first, BridgeError) else first
                 raise first from first.__cause__
             attempt = again
             if error is not first or isinstance(error, BridgeError):

@@ -1,4 +1,4 @@
-"""A step that raised while it was captured, run eagerly once more: what it does before it raises is kept, as in stock."""
+"""A step that raised before its program ran, run eagerly once more: what it does before it raises is kept, as in stock."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from torch_compat.step.eager.in_place_lines import InPlaceLines, is_of_writes_in_place
-from torch_compat.step.outcome import StepOutcome
 from xlatrain.bridge.errors import user_line
 
 _OURS = tuple(f"{Path(__file__).resolve().parents[3] / name}{os.sep}" for name in ("torch_compat", "xlatrain"))
 
 
-def once_more(error: Exception, eagerly: Callable[[], StepOutcome]) -> StepOutcome:
-    """The outcome of ``eagerly()``, a step that raised ``error`` while it was captured.
+_T = TypeVar("_T")
+
+
+def once_more(error: Exception, eagerly: Callable[[], _T]) -> _T:
+    """The outcome of ``eagerly()``, a step that raised ``error``, of which nothing is left.
 
     Raises:
         Exception: what it raises now; ``error`` itself where that says more.
@@ -35,7 +38,7 @@ def once_more(error: Exception, eagerly: Callable[[], StepOutcome]) -> StepOutco
 
 
 def raised(error: Exception) -> str:
-    """The exception of a capture as the reason of a fallback: its class, its first line, and the user's line."""
+    """The exception of a step as the reason of a fallback: its class, its first line, and the user's line."""
     text, where = str(error).strip().partition("\n")[0], user_line(traceback.extract_tb(error.__traceback__))
     return f"the step raises {type(error).__name__}{f': {text}' if text else ''}{f' ({where})' if where else ''}"
 
