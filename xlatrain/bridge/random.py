@@ -65,6 +65,8 @@ def draws(target: Any) -> bool:
 
 
 def _fake_filled(size: Sequence[int], strides: Sequence[int], dtype: torch.dtype, *_: Any) -> torch.Tensor:
+    if strides:
+        return torch.empty_strided(size, strides, dtype=dtype, device="cpu")
     return torch.empty(size, dtype=dtype, device="cpu")
 
 

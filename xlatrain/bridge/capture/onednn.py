@@ -10,6 +10,18 @@ import torch
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.patches import patched
 
+_SWITCH = torch._C._set_mkldnn_enabled
+
+
+@contextlib.contextmanager
+def with_onednn() -> Iterator[None]:
+    """Within the block, in one of :func:`without_onednn`, oneDNN is as it is outside of both, for ops that really run."""
+    _SWITCH(torch._C._get_mkldnn_enabled())
+    try:
+        yield
+    finally:
+        _SWITCH(False)
+
 
 @contextlib.contextmanager
 def without_onednn() -> Iterator[None]:
@@ -19,7 +31,7 @@ def without_onednn() -> Iterator[None]:
     Raises:
         CaptureError: the block leaves another setting behind.
     """
-    get, switch = torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled
+    get, switch = torch._C._get_mkldnn_enabled, _SWITCH
     outside = shown = get()
 
     def show(enabled: bool) -> None:

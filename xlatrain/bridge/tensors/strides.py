@@ -15,9 +15,33 @@ Geometry = tuple[tuple[int, ...], Strides, int]
 
 
 def strides_of(tensor: torch.Tensor) -> Strides | None:
-    """The strides of a tensor that is not contiguous; None for one that is, and for one that is not dense."""
+    """The strides of a tensor that is not contiguous, or is an image with other strides than such ones have; else None.
+
+    Where one channel or images of one pixel make two orders the same, torch tells by these how a convolution's result shall lie.
+    None, too, for a tensor that is not dense.
+    """
     with torch._C.DisableTorchFunctionSubclass():
-        return None if tensor.layout != torch.strided or tensor.is_contiguous() else tensor.stride()
+        if tensor.layout != torch.strided:
+            return None
+        strides = tensor.stride()
+        if tensor.is_contiguous() and (tensor.dim() not in (4, 5) or strides == contiguous_strides(tensor.shape)):
+            return None
+        return strides
+
+
+def contiguous_strides(shape: Sequence[int]) -> Strides:
+    """The strides that torch gives a new tensor."""
+    found, step = [0] * len(shape), 1
+    for dim in reversed(range(len(shape))):
+        found[dim], step = step, step * max(1, shape[dim])
+    return tuple(found)
+
+
+def channels_last_strides(shape: Sequence[int]) -> Strides:
+    """The strides that torch gives a new tensor in the order of ``channels_last``, of images or of volumes."""
+    order = (0, *range(2, len(shape)), 1)
+    found = dict(zip(order, contiguous_strides([shape[dim] for dim in order]), strict=True))
+    return tuple(found[dim] for dim in range(len(shape)))
 
 
 def memory_order(strides: Strides) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from xlatrain.bridge.capture.recorded.true_strides import TrueStrides
 from xlatrain.bridge.tensors.strides import empty, strides_of
 
 CPU = torch.device("cpu")
@@ -159,7 +160,7 @@ class FlatCall:
     """
 
     def __init__(self, args: tuple[Any, ...]) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode = TrueStrides(allow_non_fake_inputs=True)
         self._leaves, self._spec = pytree.tree_flatten(args)
         made = Fakes(self.mode)
         memo: dict[int, FakeTensor] = {}
