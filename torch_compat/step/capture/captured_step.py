@@ -73,7 +73,7 @@ class CapturedStep(StepRun):
             return cls(**{**vars(run), "recording": Recording(lambda: stored.capture)}, kept=stored)
         graph = graph_of(run)
         kept = None if graphs is None else graphs.keep(*told, graph)
-        if kept is not None and origins and not attended:
+        if graphs is not None and origins and not attended:
             graphs.store(*told, origins, graph)
         run.recording.origins = ()
         return cls(**vars(run), kept=kept)

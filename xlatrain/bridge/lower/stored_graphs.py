@@ -110,7 +110,8 @@ def _capture(stored: Any, outside: Sequence[torch.Tensor], origins: Sequence[Ori
         return None
     with _use_lazy_graph_module(True):
         module = _make_graph_module(constants, graph)
-    return Capture(module, *rest[:3], constants, *rest[3:], digest=digest)
+    inputs, outputs, result, draws, host_draws = rest
+    return Capture(module, inputs, outputs, result, constants, draws, host_draws, digest=digest)
 
 
 def _target(node: Node) -> Any:
