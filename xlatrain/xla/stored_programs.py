@@ -25,7 +25,7 @@ from typing import Any
 
 import jax
 from jax._src import compilation_cache as jax_cache
-from jax._src.lib import xla_client
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
 from xlatrain.xla import kept_files
 from xlatrain.xla.told import OF_NO_PROGRAM, NotToldError, told_arguments, told_settings
