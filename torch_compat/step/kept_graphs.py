@@ -225,6 +225,7 @@ def _put(graphs: _Graphs, key: Hashable, graph: KeptGraph, most: int) -> None:
 def settings() -> Hashable:
     """The settings of the process by which equal ops may become another graph, or another program."""
     flags = (torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(), torch.get_float32_matmul_precision())
+    flags += (torch.backends.mkldnn.enabled,)
     names = sorted(name for name in os.environ if name.startswith(("XLATRAIN_", "XLA_")) and name not in OF_NO_PROGRAM)
     return (*flags, *((name, os.environ.get(name)) for name in names))
 

@@ -193,6 +193,7 @@ class Tape(OpMode):
             torch._C._dispatch_tls_local_exclude_set().raw_repr(),
             torch.are_deterministic_algorithms_enabled(),
             self._stream.by_torch,
+            torch.backends.mkldnn.enabled,  # which decides how results of convolutions lie in memory
         )
         return self._table.ambient(found)
 
