@@ -69,8 +69,9 @@ def _trial(trainer: Trainer, callbacks: Sequence[Callback]) -> Iterator[Snapshot
             setattr(trainer, name, value)
         trainer.loggers = loggers
         trainer.state.stage = stage
-        trainer.metric_log.clear()
-        trainer.metric_log.load_state_dict(metrics)
+        if any(metrics.values()):  # a callback searches in a later epoch; before the first one values stay, as in stock
+            trainer.metric_log.clear()
+            trainer.metric_log.load_state_dict(metrics)
         trainer.metric_log.first_batch = first_batch  # a callback may search at the beginning of an epoch
         snapshot.restore()
         if bar is not None and trainer.is_global_zero:

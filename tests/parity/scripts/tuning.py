@@ -59,6 +59,7 @@ def learning_rate_found_then_trained(run: Run) -> None:
     note_search(run, model, Tuner(trainer).lr_find(model, num_training=25))
     run.note("after", [trainer.global_step, trainer.current_epoch, trainer.should_stop, str(trainer.state.status)])
     run.note("left", sorted(path.name for path in run.root.glob(".*")))
+    run.note("metrics of the search", numbers(trainer.callback_metrics))
     trainer.fit(model)
     run.finish(model, trainer)
 
