@@ -45,7 +45,7 @@ CASES_ABOUT_THE_HOST = {
     "asked": ["constants", "looks_with_functions", "a_step_raises", "an_assertion_of_torch_fails"],
     "callbacks": [
         *("no_backbone", "spike_of_the_loss", "throughput_is_logged_at_the_same_steps", "steps_of_what_callbacks_log"),
-        "monitored_before_it_is_logged",
+        *("monitored_before_it_is_logged", "metrics_read_at_optimizer_steps_of_averaging"),
     ],
     "control": [
         *("stopped_by_should_stop", "epoch_ended_by_minus_one", "stopped_by_time", "hyperparameters", "wrong_result_of_a_step"),

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import (
     ThroughputMonitor,
     WeightAveraging,
 )
-from recording import Run, case, main
+from recording import Run, case, main, numbers
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -173,6 +173,19 @@ def stochastic_averaging_with_batch_norm(run: Run) -> None:
 def stochastic_averaging_with_accumulation(run: Run) -> None:
     callback = StochasticWeightAveraging(swa_lrs=0.005, swa_epoch_start=2)
     fit_averaged(run, callback, accumulate_grad_batches=3)
+
+
+@case
+def metrics_read_at_optimizer_steps_of_averaging(run: Run) -> None:
+    """In the epoch of statistics there is one such step, at its end."""
+
+    class Reads(pl.Callback):
+        def on_before_optimizer_step(self, trainer: pl.Trainer, *args: Any) -> None:
+            run.note(f"metrics {trainer.global_step} {trainer.current_epoch}", numbers(trainer.callback_metrics))
+
+    averaging = StochasticWeightAveraging(swa_lrs=0.005, swa_epoch_start=2)
+    trainer = run.trainer(callbacks=[averaging, Reads()], max_epochs=3)
+    run.fit(Normalised(), trainer, run.loader(*regression_data()), run.loader(*regression_data(32, 1)))
 
 
 @case

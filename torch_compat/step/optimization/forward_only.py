@@ -32,6 +32,7 @@ class ForwardOnly:
         """Run ``training_step`` on one batch, and an optimizer step if ``stepped``."""
         outcome = self._forward(batch, batch_idx)
         if stepped and self._run.optimizers:
+            self._run.fit_loop.take_logs(outcome)  # hooks of the optimizer step see them
             self._optimization.step_again(lambda: outcome.result.get("loss"), batch_idx)
         return outcome
 
