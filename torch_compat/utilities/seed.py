@@ -118,16 +118,14 @@ def _process_index() -> int:
 
 @contextmanager
 def isolate_rng(include_cuda: bool = True) -> Generator[None, None, None]:
-    """Restore the states of Python's, numpy's and torch's generators after the block.
+    """Restore the states of Python's, numpy's and torch's generators after the block; as in stock, not where it raises.
 
     Args:
         include_cuda: whether torch's CUDA generators are included.
     """
     states = random_states(include_cuda)
-    try:
-        yield
-    finally:
-        restore_random_states(states)
+    yield
+    restore_random_states(states)
 
 
 def random_states(include_cuda: bool) -> dict[str, Any]:

@@ -102,7 +102,18 @@ def test_isolated_draws_leave_no_trace() -> None:
     seed_everything(1, verbose=False)
     first = draws()
     seed_everything(1, verbose=False)
+    with isolate_rng():
+        draws()
+    assert draws() == first
+
+
+def test_a_block_that_raises_leaves_the_generators_where_it_ended() -> None:
+    """As stock's: a sanity check whose step raises, for one."""
+    seed_everything(1, verbose=False)
+    draws()
+    second = draws()
+    seed_everything(1, verbose=False)
     with pytest.raises(RuntimeError), isolate_rng():
         draws()
         raise RuntimeError
-    assert draws() == first
+    assert draws() == second
