@@ -33,7 +33,7 @@ from torch_compat.step.program_cache import CacheRun, Wanted
 from torch_compat.step.step_services import StepServices, draws_by_torch
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import host_value
-from xlatrain.bridge.errors import BridgeError, WrongPlanError
+from xlatrain.bridge.errors import BridgeError
 from xlatrain.mesh.data import BatchPlacer
 from xlatrain.step.assumed import UNDECIDED, Guarded, before
 from xlatrain.step.device_memory import Shortage
@@ -122,8 +122,8 @@ class MeshStepRunner:
         wholly = wholly and all(isinstance(one, jax.Array) and not one.is_deleted() for one in arrays)
         if isinstance(error, BridgeError):
             error.recoverable = error.recoverable and wholly
-        elif isinstance(error, Exception) and wholly and not isinstance(error, WrongPlanError):
-            self._taken_back = error if Shortage.from_error(error) is None else None
+        elif isinstance(error, Exception) and wholly and not _ends_the_run(error):
+            self._taken_back = error
 
     def rescan(self) -> None:
         """A pass over batches begins: find what hooks changed where it cannot be followed."""
@@ -410,3 +410,10 @@ def _true_values(step: MeshStep, program: CachedProgram, outputs: Any) -> Any:
 @jax.jit  # without compiler_options: sums alone
 def _added(carried: dict[str, jax.Array], fresh: dict[str, jax.Array | None]) -> dict[str, jax.Array]:
     return add_gradients(carried, fresh)
+
+
+def _ends_the_run(error: Exception) -> bool:
+    """Whether an eager step is no answer: memory was short, or we raise the error on purpose (a recompilation that was forbidden,
+    processes or a plan that do not fit). A misuse of ours that a user's step may catch is an error as any other."""
+    ours = type(error).__module__.partition(".")[0] in ("torch_compat", "xlatrain")
+    return (ours and not isinstance(error, MisconfigurationException)) or Shortage.from_error(error) is not None
