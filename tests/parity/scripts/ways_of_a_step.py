@@ -70,6 +70,34 @@ def retained_gradients(run: Run) -> None:
 
 
 @case
+def gradients_of_what_is_no_parameter(run: Run) -> None:
+    """Of the batch and of a leaf that the step makes: their hooks are called, and kept ones have the gradient."""
+
+    class OfTheBatch(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Tensor] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.input = batch[0].requires_grad_()
+            shift = torch.zeros_like(batch[0], requires_grad=True)
+            self.input.register_hook(lambda grad: self.seen.append(grad.norm()))
+            shift.register_hook(lambda grad: self.seen.append(grad.sum()))
+            return (self.layer(self.block(self.input + 0.5 * shift)) - batch[1]).square().mean()
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            run.note(f"seen {batch_idx}", [torch.stack(self.seen), self.input.grad])
+            self.seen = []
+
+    class InTwoParts(OfTheBatch):
+        def on_after_backward(self) -> None:
+            run.note(f"after backward {self.global_step}", self.input.grad)
+
+    fit(run, OfTheBatch(), n=32)
+    fit(run, InTwoParts(), n=32, accumulate_grad_batches=2)
+
+
+@case
 def hooks_after_the_accumulation_of_gradients(run: Run) -> None:
     class Hooked(Deep):
         def on_train_epoch_start(self) -> None:

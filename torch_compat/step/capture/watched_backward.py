@@ -34,8 +34,11 @@ class WatchedBackward:
         return bool(self._hooks.on_nodes or self._retained)
 
     def needed_for(self, loss: torch.Tensor, values: Sequence[torch.Tensor]) -> bool:
-        """The same, also where a Function is called that leads to none of ``values``: its backward may run one of its own."""
-        return self.needed or _leads_elsewhere(loss, set(map(id, values)))
+        """The same, also where a loss leads to other leaves than ``values``: a batch with ``requires_grad_()``, whose hooks are
+        called and whose gradient is there afterwards, and so is what Functions on the way to it do in their backward."""
+        known = set(map(id, values))
+        self._retained += [leaf for leaf in _leaves(loss) if id(leaf) not in known]
+        return self.needed
 
     def refuse_accumulated(self, accumulate: int) -> None:
         """Refuse hooks that see the sum over several batches, of which a captured step has only its own part.
@@ -64,31 +67,17 @@ class WatchedBackward:
             yield
 
     def gradients(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """By the id of each tensor that retains its gradient: it, and the gradient."""
+        """By the id of each tensor that retains its gradient, or is a leaf besides the parameters: it, and the gradient."""
         return {id(tensor): (tensor, tensor.grad) for tensor in self._retained if tensor.grad is not None}
 
 
-def _leads_elsewhere(loss: torch.Tensor, values: set[int]) -> bool:
-    """Whether a user's autograd Function is on the way from a loss to leaves that are none of these alone."""
-    order: list[Any] = []
+def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors whose gradients a backward pass adds to."""
     todo, met = [loss.grad_fn], set()
     while todo:
         node = todo.pop()
         if node is not None and node not in met:
             met.add(node)
-            order.append(node)
             todo += [after for after, _ in node.next_functions]
-    of_users = [node for node in order if isinstance(node, torch.autograd.function.FunctionCtx)]
-    if not of_users:
-        return False
-    before: dict[Any, list[Any]] = {}
-    for node in order:
-        for after, _ in node.next_functions:
-            before.setdefault(after, []).append(node)
-    todo, leads = [node for node in order if id(getattr(node, "variable", None)) in values], set()
-    while todo:
-        node = todo.pop()
-        if node not in leads:
-            leads.add(node)
-            todo += before.get(node, [])
-    return any(node not in leads for node in of_users)
+            if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+                yield leaf
