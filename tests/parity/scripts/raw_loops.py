@@ -134,9 +134,17 @@ def classifier_compiled(run: Run) -> None:
 # -- a language model with accumulation ------------------------------------------------------------------------------------
 
 
+class Language(GPT):
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
 def train_gpt(run: Run, how: Callable[[Fabric, Step], Step]) -> None:
     fabric = fabric_of(run)
-    net = GPT()
+    net = Language()
     run.initialise(net)
     model = fabric.setup_module(net)
     optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.1))
