@@ -161,6 +161,12 @@ def test_kinds_differ_by_all_that_ops_depend_on(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel.*")
+def test_what_torch_gives_itself_is_of_all_runs() -> None:
+    torch.vmap(torch.sin)(X)  # the first call in a process registers kernels for ops of ATen
+    assert any(key.endswith("/FuncTorchBatched") for key in torch.library._impls)
+    assert torchs_own.kernels_are_torchs()
+
+
 def test_what_users_give_torch_is_of_one_run(folder: Path) -> None:
     """Kernels, decompositions and modes of the user's: nothing is stored, and nothing that is stored is taken."""
     record(lambda x: torch.tanh(x), X)

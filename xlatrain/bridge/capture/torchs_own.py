@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch._decomp import global_decomposition_table
 
-_SEEN = ("Autograd", "Autocast")
-"""Kernels that run above our modes, which see what these dispatch."""
+_SEEN = ("Autograd", "Autocast", "FuncTorch")
+"""Kernels that run above our modes, which see what these dispatch. A first ``torch.vmap`` gives torch eight of them."""
 _ELSEWHERE = frozenset({"CUDA", "MPS", "XPU", "HPU", "MTIA", "PrivateUse1"})
 """Kernels of devices on which no fake tensor is."""
 
