@@ -15,7 +15,8 @@ import jax
 import torch
 
 from torch_compat.run.batches import BatchSpec, flatten_batch
-from torch_compat.step.effects.effects import ObjectPath, Record, is_plain
+from torch_compat.step.effects.effects import Record, is_plain
+from torch_compat.step.effects.held_place import HOLDERS, HeldPlace
 from torch_compat.step.guards.one_shot_objects import is_iterator
 from torch_compat.step.guards.pulled_places import GIVEN, Given, PulledPlace
 from torch_compat.step.placed_batch import BatchForm, PlacedBatch, SharedMemory, shared_memory
@@ -31,31 +32,16 @@ _MOST_ENTRIES = 16
 
 
 @dataclass(frozen=True)
-class CarriedPlace:
+class CarriedPlace(HeldPlace):
     """A place of which a step reads the tensor that it stores there: an attribute, or an entry of a dict or list.
 
     There may also be a tuple, list or dict of tensors that the step makes anew.
     """
 
-    holder: ObjectPath
-    key: Any
-    is_attribute: bool
-
-    def contents(self, roots: Mapping[str, Any]) -> Any:
-        """The dict, list or deque that has it."""
-        try:
-            found = self.holder.find(roots, strictly=True)
-        except (KeyError, IndexError, AttributeError, TypeError):
-            return None
-        return found.__dict__ if self.is_attribute else found if isinstance(found, _HOLDERS) else None
-
     def value(self, roots: Mapping[str, Any]) -> Any:
-        """The present contents."""
+        """The present contents; none of a queue that will be too long."""
         contents = self.contents(roots)
-        if isinstance(contents, dict):
-            return contents.get(self.key, MISSING)
-        too_long = isinstance(contents, deque) and (contents.maxlen or 0) > _MOST_ENTRIES  # it will be
-        return contents[self.key] if contents is not None and len(contents) >= -self.key and not too_long else MISSING
+        return MISSING if isinstance(contents, deque) and (contents.maxlen or 0) > _MOST_ENTRIES else super().value(roots)
 
     def look(self, roots: Mapping[str, Any]) -> tuple[list[torch.Tensor], Hashable]:
         """The tensors that are there, and what else a program depends on; no tensors where they cannot be inputs."""
@@ -65,16 +51,10 @@ class CarriedPlace:
             return [], mark(value)
         return found, (spec.key, tuple(map(mark, spec.others)))
 
-    def __str__(self) -> str:
-        return f"{self.holder}.{self.key}" if self.is_attribute else f"{self.holder}[{self.key!r}]"
-
     @property
     def attribute(self) -> tuple[str, str] | None:
         """``(owner, attribute)`` in which it is, where that is what the step sets."""
         return self.holder.attribute(self.key) if self.is_attribute else None
-
-
-_HOLDERS = (dict, list, deque)
 
 
 def places_of(tensors: Iterable[torch.Tensor], records: Iterable[Record], roots: Mapping[str, Any]) -> tuple[CarriedPlace, ...]:
@@ -205,7 +185,7 @@ class _Beside(BatchSpec):
             kept, spec = flatten_batch(before)
             traced = [stand_for(next(carried), one) for one in kept]
             contents = place.contents(self._roots)
-            base: Any = next(kind for kind in _HOLDERS if isinstance(contents, kind))  # of the user's own class nothing is called
+            base: Any = next(kind for kind in HOLDERS if isinstance(contents, kind))  # of the user's own class nothing is called
             put = spec.unflatten(traced)
             base.__setitem__(contents, place.key, put)
             if not isinstance(before, torch.Tensor):

@@ -16,6 +16,7 @@ from torch_compat.step.capture.cached_program import Built, CachedProgram
 from torch_compat.step.capture.step_capture import StepInputs, StepSpec, TraceContext
 from torch_compat.step.capture.user_steps import evaluation_body
 from torch_compat.step.effects.recorder import EffectRecorder
+from torch_compat.step.guards.entry_numbers import EntryNumbers
 from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.host_values import HostNumbers, HostValues
 from torch_compat.step.host.scalar_plan import SLOTS
@@ -248,6 +249,26 @@ def test_numbers_in_entries_that_a_step_changes_become_inputs_and_constants_agai
         module.counts["n"] = 7.0
         assert guards.key(NAME) != same
         assert guards.demote(NAME) and not guards.learn_entries(NAME, effects)
+
+
+def test_numbers_under_keys_of_one_text_are_told_apart() -> None:
+    class Key:
+        def __repr__(self) -> str:
+            return "key"
+
+    module: Any = Net()
+    one, other = Key(), Key()
+    module.counts = {one: 1, other: 5}
+    recorder = EffectRecorder({"self": module})
+    entries = EntryNumbers(recorder.roots)
+    with recorder.recording() as recording:
+        module.counts[one] += 1
+        module.counts[other] += 10
+    effects = recording.effects(lambda tree: tree)
+    assert entries.learn(NAME, effects, ())
+    numbers: dict[str, Any] = {}
+    entries.fill(NAME, numbers)
+    assert sorted(numbers.values()) == sorted(module.counts.values())
 
 
 def test_numbers_that_the_host_changes_become_inputs_and_constants_again() -> None:

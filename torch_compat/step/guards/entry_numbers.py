@@ -7,55 +7,20 @@ step is captured a counter stands in its place, and what the step makes of it is
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+import itertools
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_compat.step.effects.effects import Effects, ObjectPath
+from torch_compat.step.effects.effects import Effects
+from torch_compat.step.effects.held_place import HeldPlace
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from torch_compat.step.values.dict_contents import set_entry
-from torch_compat.step.values.names import MISSING
 
 _NUMBERS = (int, float)
 _MOST_ENTRIES = 16
 """Numbers of a list that are inputs each; a longer list has none."""
-
-
-@dataclass(frozen=True)
-class _Place:
-    """The place of a number.
-
-    Attributes:
-        holder: the dict, list or object.
-        key: of the entry, or the name of the attribute.
-        kind: as of :class:`~torch_compat.step.effects.effects.Record`.
-    """
-
-    holder: ObjectPath
-    key: Any
-    kind: str
-
-    def contents(self, roots: Mapping[str, Any]) -> Any:
-        """The dict or list in which it is; None where there is none."""
-        try:
-            found = self.holder.find(roots, strictly=True)
-        except (KeyError, IndexError, AttributeError, TypeError):
-            return None
-        if self.kind == "setattr":
-            return getattr(found, "__dict__", None)
-        return found if isinstance(found, dict if self.kind == "setitem" else list | deque) else None
-
-    def value(self, roots: Mapping[str, Any]) -> Any:
-        """The present value."""
-        contents = self.contents(roots)
-        if isinstance(contents, dict):
-            return dict.get(contents, self.key, MISSING)
-        return contents[self.key] if contents is not None and self.key < len(contents) else MISSING
-
-    def __str__(self) -> str:
-        return f"{self.holder}.{self.key}" if self.kind == "setattr" else f"{self.holder}[{self.key!r}]"
 
 
 @dataclass
@@ -68,8 +33,8 @@ class EntryNumbers:
 
     roots: Mapping[str, Any]
     step: str = ""
-    _places: dict[str, dict[_Place, None]] = field(default_factory=dict)
-    _exact: dict[str, set[_Place]] = field(default_factory=dict)
+    _places: dict[str, dict[HeldPlace, str]] = field(default_factory=dict)
+    _exact: dict[str, set[HeldPlace]] = field(default_factory=dict)
 
     def learn(self, step: str, effects: Effects, owned: Collection[int]) -> bool:
         """The numbers that ``step`` changes become its inputs; False where there are none that are not.
@@ -79,18 +44,19 @@ class EntryNumbers:
         """
         known, exact = self._places.setdefault(step, {}), self._exact.get(step, set())
         new = [one for one in self._changed_by(effects, owned) if one not in known and one not in exact]
-        known.update(dict.fromkeys(new))
+        for one in new:
+            known[one] = _name(one, known.values())
         return bool(new)
 
-    def _changed_by(self, effects: Effects, owned: Collection[int]) -> Iterator[_Place]:
+    def _changed_by(self, effects: Effects, owned: Collection[int]) -> Iterator[HeldPlace]:
         for record in effects.records:
             if record.kind in ("setitem", "setattr") and type(record.value) in _NUMBERS:
-                place = _Place(record.place, record.key, record.kind)
+                place = HeldPlace(record.place, record.key, record.kind == "setattr")
                 if type(place.value(self.roots)) is type(record.value) and id(record.place.find(self.roots)) not in owned:
                     yield place
             elif record.kind == "contents" and isinstance(record.value, list) and len(record.value) <= _MOST_ENTRIES:
                 for index, value in enumerate(record.value):
-                    place = _Place(record.place, index, record.kind)
+                    place = HeldPlace(record.place, index, is_attribute=False)
                     if type(value) in _NUMBERS and type(place.value(self.roots)) is type(value):
                         yield place
 
@@ -115,18 +81,18 @@ class EntryNumbers:
 
     def fill(self, step: str, numbers: dict[str, Any]) -> None:
         """Put the present ones among the numbers of ``step``."""
-        for one in self._places.get(step, ()):
+        for one, name in self._places.get(step, {}).items():
             if type(value := one.value(self.roots)) in _NUMBERS:
-                numbers[str(one)] = value
+                numbers[name] = value
 
     @contextlib.contextmanager
     def standing_in(self, tracer: ScalarTracer, host_values: HostValues) -> Iterator[None]:
         """Within the block counters are in the places of the step's numbers; those that stay are taken away on leaving it."""
         put: dict[int, tuple[Any, list[tuple[Any, Any, HostScalar]]]] = {}
-        for one in self._places.get(self.step, ()):
+        for one, name in self._places.get(self.step, {}).items():
             contents, value = one.contents(self.roots), one.value(self.roots)
-            if type(value) in _NUMBERS and str(one) in host_values.numbers:
-                counter = tracer.counter(str(one))
+            if type(value) in _NUMBERS and name in host_values.numbers:
+                counter = tracer.counter(name)
                 put.setdefault(id(contents), (contents, []))[1].append((one.key, value, counter))
                 _put(contents, one.key, counter)
         try:
@@ -139,6 +105,12 @@ class EntryNumbers:
                     continue  # the list is taken back as a whole, and what is left there of counters is part of the change
                 for key, value, _ in several:
                     _put(contents, key, value)
+
+
+def _name(place: HeldPlace, taken: Collection[str]) -> str:
+    """The text of a place, with a number where another one has it."""
+    texts = (f"{place} ({n})" if n > 1 else str(place) for n in itertools.count(1))
+    return next(one for one in texts if one not in taken)
 
 
 def _put(contents: Any, key: Any, value: Any) -> None:
