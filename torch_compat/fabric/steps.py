@@ -287,17 +287,11 @@ class FabricSteps(MeshStepRunner):
         params, *state, arrays = inputs
         used = variant.step.used_params
         now = self.model.state.params  # none, where the module has left the mesh since the call
-        params = {name: params[name] if name in used else self._unused(params[name], now.get(name)) for name in params}
+        params = {name: params[name] if name in used else _unused(params[name], now.get(name)) for name in params}
         if any(leaf.is_deleted() for leaf in jax.tree.leaves((params, state)) if isinstance(leaf, jax.Array)):
             raise RuntimeError(_MODIFIED)
         scalars = variant.scalars(host_values)
         return self._explained(variant, params, *state, [*arrays, *cotangents], scalars)
-
-    def _unused(self, before: jax.Array, now: jax.Array | None) -> jax.Array:
-        """A parameter that a program takes and does not use, whose array may have been donated since."""
-        if now is not None:
-            return now
-        return jax.device_put(np.zeros(before.shape, before.dtype), before.sharding) if before.is_deleted() else before
 
     def _add_gradients(self, grads: dict[str, Any]) -> None:
         model = self.model
@@ -438,3 +432,10 @@ def _sum(carried: dict[str, jax.Array], fresh: dict[str, jax.Array | None]) -> d
 def _on_host(tree: Any) -> Any:
     """``tree`` with ordinary tensors in place of those that are read later."""
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, tree)
+
+
+def _unused(before: jax.Array, now: jax.Array | None) -> jax.Array:
+    """A parameter that a program takes and does not use, whose array may have been donated since."""
+    if now is not None:
+        return now
+    return jax.device_put(np.zeros(before.shape, before.dtype), before.sharding) if before.is_deleted() else before
