@@ -293,15 +293,15 @@ def arrays_drawn_by_numpy(run: Run) -> None:
             share = torch.as_tensor(np.random.random((x.size(0), 1)), dtype=x.dtype, device=x.device)
             shuffled = x[np.random.permutation(len(x))]
             weights = np.clip(1 + 0.1 * self.rng.normal(0, 1, len(x)), 0.5, 1.5)
-            wrong = torch.from_numpy(np.random.randint(0, 4, len(x)))
-            some = torch.tensor(random.choices(range(4), k=len(x)))
+            wrong = torch.from_numpy(np.random.randint(0, 3, len(x)))
+            some = torch.tensor(random.choices(range(3), k=len(x)))
             logits = self.net(share * x + (1 - share) * shuffled)
             each = F.cross_entropy(logits, y, reduction="none") * torch.as_tensor(weights, dtype=x.dtype)
             loss = each.mean() - 0.01 * F.cross_entropy(logits, wrong) + 0.01 * F.cross_entropy(logits, some)
             noise = torch.from_numpy(np.random.normal(0, 1, x.shape).astype(np.float32)).mul_(0.1)
             loss = loss + 0.1 * F.cross_entropy(self.net(x + noise), y)
             alpha = torch.autograd.Variable(torch.Tensor(np.random.random((x.size(0), 1))))
-            labels = torch.LongTensor(np.asarray(np.random.randint(0, 4, len(x))))
+            labels = torch.LongTensor(np.asarray(np.random.randint(0, 3, len(x))))
             loss = loss + 0.01 * F.cross_entropy(self.net(alpha * x), labels)
             mixed = np.random.beta(0.4, 0.4, 3)
             if mixed[0] > 0.5:
