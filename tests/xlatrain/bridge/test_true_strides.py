@@ -1,15 +1,16 @@
-"""Strides while a function is recorded: those of torch's CPU kernels, where shape does not say how an image lies in memory."""
+"""Strides while a function is captured: those of torch's CPU kernels, where shape does not say how an image lies in memory."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from xlatrain.bridge.capture.capture import record
+from xlatrain.bridge.capture.capture import capture, record
 from xlatrain.bridge.random import drawing_by_torch
 from xlatrain.bridge.tensors.strides import channels_last_strides, contiguous_strides, strides_of
 
@@ -65,8 +66,9 @@ def strides_along(x: Tensor, through: list[Layer]) -> list[tuple[int, ...]]:
     return found
 
 
+@pytest.mark.parametrize("way", [record, capture])
 @pytest.mark.parametrize("block", range(4))
-def test_strides_of_a_recorded_run_are_those_of_torch(block: int) -> None:
+def test_strides_of_a_captured_run_are_those_of_torch(block: int, way: Callable[..., Any]) -> None:
     for seed in range(20 * block, 20 * block + 20):
         dice, found = random.Random(seed), []
         channels = dice.choice([1, 1, 2, 4])
@@ -78,7 +80,7 @@ def test_strides_of_a_recorded_run_are_those_of_torch(block: int) -> None:
             return x
 
         with drawing_by_torch(True):
-            record(run, x)
+            way(run, x)
         assert found == [expected], f"seed {seed}"
 
 

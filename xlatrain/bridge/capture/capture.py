@@ -43,6 +43,7 @@ from xlatrain.bridge.capture.recorded.fake_results import FlatCall
 from xlatrain.bridge.capture.recorded.kinds import bucket_of, table_of_run
 from xlatrain.bridge.capture.recorded.replay import Replay
 from xlatrain.bridge.capture.recorded.tape import NotRecordable, Tape
+from xlatrain.bridge.capture.recorded.true_strides import laid_out
 from xlatrain.bridge.capture.traceable.attention_kernels import plain_attention
 from xlatrain.bridge.capture.traceable.covariance import traceable_covariance
 from xlatrain.bridge.capture.traceable.masked_assignment import selecting_masked_assignment
@@ -326,7 +327,7 @@ def _traced(flat: Callable[..., list[torch.Tensor]], fakes: Sequence[torch.Tenso
     """The functional graph of ``flat(*fakes)``."""
     trace = make_fx(
         dispatch_functionalize(flat, Functionalization()),
-        decomposition_table=decomposition_table(),
+        decomposition_table=laid_out(decomposition_table()) if drawn_by_torch() else decomposition_table(),
         tracing_mode="fake",
         _allow_non_fake_inputs=True,
         **_NO_FUNCTION_METADATA,
