@@ -187,7 +187,9 @@ class FabricSteps(MeshStepRunner):
             state = self.model.state
             inputs = (state.params, state.buffers, state.key, np.int32(-self.count_evaluation()), placed.arrays)
             undoable = forward.may_be_taken_back
-            written, outputs = self._explained(forward, *inputs, forward.scalars(host))
+            scalars = forward.scalars(host)
+            self._check_backward(one, forward.step, backward, inputs, host)
+            written, outputs = self._explained(forward, *inputs, scalars)
         except BaseException as error:
             self.take_back(error, host, wholly=undoable)
             raise
@@ -280,6 +282,25 @@ class FabricSteps(MeshStepRunner):
             next(placed_rows) if split else self.model.replicate(cotangent.detach().numpy())
             for cotangent, split in zip(cotangents, rows, strict=True)
         ]
+
+    def _check_backward(
+        self, one: _PlacedCall, forward: CapturedStep, backward: CachedProgram, inputs: tuple[Any, ...], host: HostValues
+    ) -> None:
+        """Raise what lowering the backward program raises while the call may still run otherwise: nothing else has run."""
+        if backward.runs or backward.compiled or backward.is_checked:
+            return
+        rows, placed = _with_rows(one, forward), one.batch
+        own = len(self._forms.layout.own_rows(placed.form.rows)) if self._forms.layout.processes > 1 else placed.size
+        specs = [forward.value_specs[index] for index in forward.differentiable]
+        shapes = [(own, *spec.shape[1:]) if split else spec.shape for spec, split in zip(specs, rows, strict=True)]
+        zeros = [torch.zeros(shape, dtype=spec.dtype) for shape, spec in zip(shapes, specs, strict=True)]
+        *before, arrays = inputs
+        known, state = dataclasses.replace(host, drawn=dict(host.drawn or {})), torch.get_rng_state()
+        try:
+            scalars = backward.scalars(known)
+        finally:
+            torch.set_rng_state(state)
+        self._variants.check(backward, *before, [*arrays, *self._place_cotangents(zeros, rows, placed)], scalars)
 
     def _run_backward(
         self, variant: CachedProgram, inputs: tuple[Any, ...], cotangents: list[Any], host_values: HostValues

@@ -36,7 +36,7 @@ from xlatrain.bridge.errors import BridgeError, CaptureError
 from xlatrain.bridge.tensors.constants import BakedTensor
 from xlatrain.host.garbage import uncollected
 from xlatrain.mesh.mesh import platform
-from xlatrain.xla.compilation_cache import block_of, first_run
+from xlatrain.xla.compilation_cache import block_of, check, first_run
 
 _OUTLINES = 16
 _OTHERS = 3  # programs of a step that looks into what it fills, if none of them comes again
@@ -490,6 +490,13 @@ class ProgramCache:
         finally:
             self._tell_compiling(False)
             self._log.seconds += time.perf_counter() - start
+
+    def check(self, variant: CachedProgram, *args: Any) -> None:
+        """Raise now what lowering its program raises, where that would be at a moment too late to run something else."""
+        if not (variant.runs or variant.compiled or variant.is_checked):
+            variant.is_checked = True
+            with self._compiling():
+                check(variant.program, *args)
 
     def run(self, variant: CachedProgram, *args: Any) -> Any:
         """Run its program, which compiles it the first time."""

@@ -105,6 +105,17 @@ def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
     return None
 
 
+def check(program: Callable[..., Any], *args: Any) -> None:
+    """Raise what its first run with arguments like these would raise before it is compiled: errors of its lowering.
+
+    Args:
+        program: jitted.
+    """
+    find = getattr(program, "find", None)  # of a StoredProgram
+    if find is None or not find(*args):
+        jax.eval_shape(program, *args)  # what this traces the first run does not trace again
+
+
 def first_run(program: Callable[..., Any], *args: Any) -> Any:
     """``program(*args)``.
 

@@ -47,6 +47,7 @@ class StoredProgram:
     def __init__(self, program: Callable[..., Any], key: Callable[[], str | None]) -> None:
         self._program = program
         self._key: Callable[[], str | None] | None = key
+        self._place: str | None = None
         self._loaded: jax.stages.Compiled | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -60,17 +61,25 @@ class StoredProgram:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._program, name)
 
-    def prepare(self, *args: Any) -> jax.stages.Compiled:
-        """The executable for arguments like these: loaded, or compiled and kept."""
+    def find(self, *args: Any) -> bool:
+        """Whether the executable for arguments like these was on disk. It is asked for once, and loaded."""
+        if self._key is None:
+            return self._loaded is not None
         make, self._key = self._key, None
-        key = None if make is None else _whole_key(make, args)
+        self._place = key = _whole_key(make, args)
         if key is not None and (contents := kept_files.read(_KIND, key)) is not None:
             try:
                 self._loaded = _load(contents, args)
             except Exception as error:
                 kept_files.forget(_KIND, key, f"{type(error).__name__}: {str(error)[:200]}")
-            if self._loaded is not None:
-                return self._loaded
+        return self._loaded is not None
+
+    def prepare(self, *args: Any) -> jax.stages.Compiled:
+        """The executable for arguments like these: loaded, or compiled and kept."""
+        if self.find(*args):
+            assert self._loaded is not None
+            return self._loaded
+        key, self._place = self._place, None
         lowered = self._program.lower(*args)  # pyright: ignore[reportFunctionMemberAccess]
         with _noting_places() as places:
             compiled = lowered.compile()

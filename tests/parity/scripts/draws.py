@@ -546,6 +546,49 @@ def a_call_that_cannot_be_compiled_after_one_that_can(run: Run) -> None:
     finish(run, first=first, last=last)
 
 
+class Bits(torch.autograd.Function):
+    """Its backward pass reads 64 bits as a whole number, which XLA cannot."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x,) = ctx.saved_tensors
+        return grad * torch.where(x.double().view(torch.int64) >= 0, 1.0, 2.0)
+
+
+@case
+def a_backward_pass_that_cannot_be_lowered(run: Run) -> None:
+    """The call before it has counted, and has drawn."""
+
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 2)
+            self.norm, self.calls = nn.BatchNorm1d(2), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return Bits.apply(F.dropout(self.norm(super().forward(x)), 0.3))  # pyright: ignore[reportReturnType]
+
+    fabric = fabric_of(run)
+    net = Counting()
+    run.initialise(net)
+    seed()
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 1e-1))
+    x, y = rows(16)
+    for _ in range(3):
+        loss = F.mse_loss(model(x + 0.1 * torch.randn_like(x)), y)
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        note_loss(run, fabric, loss)
+        run.record["hooks"].append([place(), net.calls])
+    finish(run, net=net)
+
+
 @case
 def whole_numbers_that_need_64_bits(run: Run) -> None:
     """They are drawn, and found too large, after others; the step runs eagerly, with the same ones."""

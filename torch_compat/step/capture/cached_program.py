@@ -105,6 +105,7 @@ class CachedProgram:
         outlines: outline of the containers that the step depends on → whether its Python does the same with them.
         branches_on_draws: whether a guard depends on the step's random draws, so that it holds or not only after them.
         compiled, stacking: see :class:`Built`.
+        is_checked: whether it was seen before its first run that it can be lowered.
         padding: how it takes the batch, where its program is that of a bucket.
         block: of its temporaries, where it is kept from run to run.
         outdated: whether tensors of ``constants`` have other values now.
@@ -125,6 +126,7 @@ class CachedProgram:
     branches_on_draws: bool = False
     compiled: bool = False
     stacking: Stacking | None = None
+    is_checked: bool = False
     padding: BatchPadding | None = None
     block: Block | None = None
     outdated: bool = False
