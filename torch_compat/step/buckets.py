@@ -8,6 +8,7 @@ be, it has a program of its own, and the run report says why.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -125,10 +126,14 @@ def cut(values: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
 
 @dataclass(eq=False)
 class _Family:
-    """The sizes of one step, for batches that are otherwise alike."""
+    """The sizes of one step, for batches that are otherwise alike.
+
+    Attributes:
+        samples: give the numbers of the last steps, which a run without further sizes does not need.
+    """
 
     seen: dict[Shapes, None] = field(default_factory=dict)
-    samples: deque[GraphNumbers] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    samples: deque[Callable[[], GraphNumbers]] = field(default_factory=lambda: deque(maxlen=_SAMPLES + 1))
     buckets: list[Bucket] = field(default_factory=list)
     refused: bool = False
 
@@ -178,11 +183,10 @@ class Buckets:
         family.seen[shapes] = None
         if family.refused:
             return None
-        numbers = GraphNumbers.of(step.capture)
-        before = [one for one in family.samples if one.rest == numbers.rest]
-        family.samples.append(numbers)
+        family.samples.append(functools.cache(functools.partial(GraphNumbers.of, step.capture)))
         if len(family.seen) <= _OWN_PROGRAMS:
             return None
+        *before, numbers = [sample() for sample in family.samples]
         for bucket in sorted((one for one in family.buckets if one.holds(shapes)), key=_volume):
             found = bucket.values(step, numbers)
             if found is None and len(bucket.samples) < _SAMPLES:
@@ -190,7 +194,16 @@ class Buckets:
             if found is not None:
                 return self._padding(bucket, found)
         try:
-            bucket = self._made(name, family, shapes, step, [*before, numbers], batch, spec, host_values)
+            bucket = self._made(
+                name,
+                family,
+                shapes,
+                step,
+                [*(one for one in before if one.rest == numbers.rest), numbers],
+                batch,
+                spec,
+                host_values,
+            )
         except Exception as error:  # whatever it is, the step itself has been captured
             family.refused = True
             self._tell(

@@ -22,7 +22,7 @@ from torch_compat.step.guards.module_tensors import ModuleTensors
 from torch_compat.step.host_gradients import HostGradients
 from torch_compat.step.materialize import detach_sources, place_tensors
 from torch_compat.step.metrics.calls import metric_modules
-from torch_compat.step.optimizers.frozen_update import FrozenInit
+from torch_compat.step.optimizers.init_program import init_program
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import host_value, is_here, place, to_torch
 from xlatrain.bridge.errors import CaptureError
@@ -156,10 +156,10 @@ class ModelState:
         """Make the optimizer's state in one program: ``init(params)``, split like the parameters that it belongs to."""
         params = self.state.params
         if self._unsharded:
-            self.state = replace(self.state, opt_state=_init_program(init, None)(params))
+            self.state = replace(self.state, opt_state=init_program(init, None, self.mesh)(params))
             return
         shardings = like_parameters(jax.eval_shape(init, params), params, self.state_places, self.mesh)
-        self.state = replace(self.state, opt_state=_init_program(init, shardings)(params))
+        self.state = replace(self.state, opt_state=init_program(init, shardings, self.mesh)(params))
         self.shardings = state_shardings(self.state, self.param_shardings, shardings, self.mesh)
 
     def drop_optimizer(self) -> None:
@@ -570,16 +570,3 @@ def check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
                 "configure_model()"
             )
         jax_dtype(tensor.dtype)
-
-
-def _init_program(init: Callable[..., Any], shardings: Any) -> Callable[..., Any]:
-    """The program of ``init``, the same one for equal updates of ``torch.optim``."""
-    leaves, structure = jax.tree.flatten(shardings)
-    make = _kept_init_program if isinstance(init, FrozenInit) else _kept_init_program.__wrapped__
-    return make(init, tuple(leaves), structure)
-
-
-@functools.lru_cache(maxsize=16)
-def _kept_init_program(init: Callable[..., Any], leaves: tuple[Any, ...], structure: Any) -> Callable[..., Any]:
-    options = {"out_shardings": jax.tree.unflatten(structure, leaves)} if leaves else {}
-    return jax.jit(init, **options)  # without compiler_options: zeros

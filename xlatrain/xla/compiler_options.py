@@ -39,8 +39,10 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from xlatrain.mesh.mesh import platform
+from xlatrain.xla import kept_files
 from xlatrain.xla.compilation_cache import nothing_kept
 
+_KIND = "flag"
 _FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
 _LIBRARIES = (_FUSIONS, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE")
 _PRODUCTS_ALONE = (_FUSIONS, "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT")
@@ -87,7 +89,19 @@ def decided_by_user(flag: str, environment: Mapping[str, str] = os.environ) -> b
 
 @functools.cache
 def _is_known(flag: str, value: str, device: Any) -> bool:
-    """Whether the device's compiler knows the flag and this value of it: experimental ones come and go."""
+    """Whether the device's compiler knows the flag and this value of it: experimental ones come and go.
+
+    The answer is kept for further processes, of which this may be the only program that JAX would have to lower.
+    """
+    key = kept_files.key_of(flag, value, device.platform, device.client.platform_version)
+    kept = kept_files.read(_KIND, key)
+    if kept is None:
+        kept = b"known" if _compiles_with(flag, value, device) else b"unknown"
+        kept_files.write(_KIND, key, kept)
+    return kept == b"known"
+
+
+def _compiles_with(flag: str, value: str, device: Any) -> bool:
     probe = jax.jit(lambda x: x, compiler_options={flag: value})
     try:
         with nothing_kept(device.platform):

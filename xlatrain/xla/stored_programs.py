@@ -51,6 +51,8 @@ class StoredProgram:
         self._loaded: jax.stages.Compiled | None = None
 
     def __call__(self, *args: Any) -> Any:
+        if self._key is not None:
+            self.prepare(*args)
         if self._loaded is not None:
             try:
                 return self._loaded(*args)
