@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from importlib.metadata import entry_points
+import os
+import sys
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from torch_compat.utilities.rank_zero import LOGGER_NAME
@@ -20,7 +23,7 @@ def external_callbacks(group: str) -> list[Any]:
     Source: https://lightning.ai/docs/pytorch/2.6.0/extensions/entry_points.html
     """
     found: list[Any] = []
-    for factory in entry_points(group=group):
+    for factory in _factories(group, tuple(map(_changed, sys.path))):
         made = factory.load()()
         made = made if isinstance(made, list) else [made]
         if made:
@@ -28,3 +31,17 @@ def external_callbacks(group: str) -> list[Any]:
             _log.info(f"Adding {len(made)} callbacks from entry point '{factory.name}': {names}")
         found.extend(made)
     return found
+
+
+@functools.lru_cache(maxsize=4)
+def _factories(group: str, folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """The entry points of ``group``: looked up, which reads two files of each installed package, where a folder has changed."""
+    return tuple(entry_points(group=group))
+
+
+def _changed(folder: str) -> tuple[str, int]:
+    """A folder that packages may be in, and when one last came or went; -1: there is no such folder."""
+    try:
+        return folder, os.stat(folder or os.curdir).st_mtime_ns
+    except (OSError, ValueError):
+        return folder, -1
