@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,17 +28,25 @@ _NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Guard
 def traceable_metric_functions() -> Iterator[None]:
     """Let validations look at shapes and dtypes only, and counting have a static shape."""
     patches: list[tuple[Any, str, Any]] = []
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torchmetrics."):
-            patches += [(module, attribute, _without_values(getattr(module, attribute))) for attribute in _validations(module)]
-            static = (_bincount, normalize_logits_if_needed)
-            patches += [(module, one.__name__, one) for one in static if one.__name__ in vars(module)]
+    for name in [one for one in list(sys.modules) if one.startswith("torchmetrics.")]:
+        module = sys.modules[name]
+        for attribute in _replaced(module):
+            patches.append((module, attribute, _STATIC.get(attribute) or _without_values(getattr(module, attribute))))
     with patched(patches):
         yield
 
 
-def _validations(module: Any) -> list[str]:
-    return [name for name, value in vars(module).items() if name.endswith("_tensor_validation") and callable(value)]
+def _replaced(module: ModuleType) -> list[str]:
+    """The names in the module of functions that look at values: looked up again only when it has more names, or fewer."""
+    size, found = _looked_up.get(module, (-1, []))
+    if size != len(vars(module)):
+        validations = [name for name, value in vars(module).items() if name.endswith("_tensor_validation") and callable(value)]
+        found = [*validations, *(name for name in _STATIC if name in vars(module))]
+        _looked_up[module] = len(vars(module)), found
+    return found
+
+
+_looked_up: weakref.WeakKeyDictionary[ModuleType, tuple[int, list[str]]] = weakref.WeakKeyDictionary()
 
 
 @functools.cache
@@ -62,3 +72,7 @@ def normalize_logits_if_needed(tensor: torch.Tensor, normalization: str | None) 
         return tensor
     probabilities = tensor.sigmoid() if normalization == "sigmoid" else tensor.softmax(1)
     return torch.where(((tensor < 0) | (tensor > 1)).any(), probabilities, tensor)
+
+
+_STATIC: dict[str, Callable[..., Any]] = {one.__name__: one for one in (_bincount, normalize_logits_if_needed)}
+"""Functions that stand for those of torchmetrics of the same names."""
