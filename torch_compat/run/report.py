@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -124,11 +127,12 @@ def write() -> None:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({"runs": _runs, "versions": versions()}, indent=1))
+    temporary.write_text(json.dumps({"runs": _runs, "versions": dict(versions())}, indent=1))
     temporary.replace(target)
 
 
-def versions() -> dict[str, str]:
+@functools.cache
+def versions() -> Mapping[str, str]:
     """The installed versions of the packages that numbers depend on."""
     found = {}
     for package in _PACKAGES:
@@ -136,4 +140,4 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return MappingProxyType(found)
