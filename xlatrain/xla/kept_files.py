@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -37,10 +38,14 @@ def are_kept() -> bool:
 
 def key_of(*parts: str) -> str:
     """The key of what is made from ``parts``, our own sources, and the versions of Python and JAX."""
-    found = _DIGEST()
-    for part in (*_of_process(), *parts):
-        found.update(f"{len(part)} {part}".encode(errors="surrogatepass"))
+    found = _of_process().copy()
+    _add(found, parts)
     return found.hexdigest()
+
+
+def _add(digest: hashlib._Hash, parts: Iterable[str]) -> None:
+    for part in parts:
+        digest.update(f"{len(part)} {part}".encode(errors="surrogatepass"))
 
 
 def read(kind: str, key: str) -> bytes | None:
@@ -91,10 +96,12 @@ def _path(folder: Path, kind: str, key: str) -> Path:
 
 
 @functools.cache
-def _of_process() -> tuple[str, ...]:
-    """The versions and sources that all that is kept depends on."""
+def _of_process() -> hashlib._Hash:
+    """The digest of the versions and sources that all that is kept depends on."""
     python = f"{sys.version} {sys.implementation.cache_tag} {sys.flags.optimize}"
-    return (python, jax.__version__, importlib.metadata.version("jaxlib"), *_sources())
+    found = _DIGEST()
+    _add(found, (python, jax.__version__, importlib.metadata.version("jaxlib"), *_sources()))
+    return found
 
 
 def _sources() -> list[str]:
