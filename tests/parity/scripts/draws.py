@@ -577,7 +577,8 @@ def a_backward_pass_that_cannot_be_lowered(run: Run) -> None:
     net = Counting()
     run.initialise(net)
     seed()
-    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 1e-1))
+    model = fabric.setup_module(net)
+    optimizer = fabric.setup_optimizers(torch.optim.SGD(net.parameters(), 1e-1))
     x, y = rows(16)
     for _ in range(3):
         loss = F.mse_loss(model(x + 0.1 * torch.randn_like(x)), y)
