@@ -122,7 +122,7 @@ def attach(trainer: Trainer, module: LightningModule, datamodule: LightningDataM
 def _leave(trainer: Trainer) -> None:
     """End a run that only a tuner wanted."""
     _teardown(trainer)
-    call.teardown_hooks(trainer)
+    _take_leave(trainer)
     trainer.profiler.teardown(stage=None if trainer.state.fn is None else trainer.state.fn.value)
     trainer.state.status = TrainerStatus.FINISHED
     trainer.state.stage = None
@@ -231,15 +231,20 @@ def _run_placed(trainer: Trainer, checkpoint: dict[str, Any] | None) -> Any:
     _teardown(trainer)
     if fitting:
         call.hooks(trainer, "on_fit_end")
+    _take_leave(trainer)
+    trainer.state.status = TrainerStatus.FINISHED
+    trainer.state.stage = None
+    trainer.run_time.end(trainer, "finished")
+    return results
+
+
+def _take_leave(trainer: Trainer) -> None:
+    """Tell hooks, the profiler and loggers that a run has ended well."""
     call.teardown_hooks(trainer)
     if profiling.records(trainer):
         trainer.profiler.describe()
     for logger in trainer.loggers:
         logger.finalize("success")
-    trainer.state.status = TrainerStatus.FINISHED
-    trainer.state.stage = None
-    trainer.run_time.end(trainer, "finished")
-    return results
 
 
 def _teardown(trainer: Trainer, failed: BaseException | None = None) -> None:

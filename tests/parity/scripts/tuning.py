@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import torch
 from basics import Regression, regression_data
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.tuner import Tuner
 from recording import GLOBAL_BATCH, Run, case, main, numbers
 from torch import nn
@@ -192,6 +193,36 @@ class Stateful(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.given.append(dict(state_dict))
+
+
+class Told(Logger):
+    """Keeps what it is told about runs."""
+
+    name, version = "told", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        self.told.append("hyperparameters")
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.told.append(f"metrics of step {step}")
+
+    def finalize(self, status: str) -> None:
+        self.told.append(status)
+
+
+@case
+def loggers_learn_that_a_search_is_over(run: Run) -> None:
+    logger, model = Told(), Watched(run, 10**9)
+    run.initialise(model)
+    trainer = run.trainer(max_epochs=1, logger=logger, log_every_n_steps=5)
+    Tuner(trainer).lr_find(model, num_training=6)
+    Tuner(trainer).scale_batch_size(model, init_val=16 // (GLOBAL_BATCH // run.batch_size), max_trials=1, steps_per_trial=1)
+    trainer.fit(model)
+    run.note("told", logger.told)
 
 
 def watch(run: Run, name: str, work: Any, most: int = 10**9, **options: Any) -> None:
