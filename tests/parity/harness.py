@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import math
 from collections.abc import Iterator
@@ -93,6 +94,7 @@ class Outcome:
     weights: dict[str, np.ndarray]
 
 
+@functools.cache
 def case_names(script: str) -> list[str]:
     """The functions with ``@case`` in the script and its parts, found without importing them (they import stock Lightning)."""
     bodies = [ast.parse(path.read_text()).body for path in (SCRIPTS / f"{script}.py", *sorted(SCRIPTS.glob(f"{script}_*.py")))]
