@@ -103,6 +103,11 @@ def test_as_strided_on_dense_tensors_and_refusal_on_others():
     assert_as_eager(lambda x: x.reshape(3, 4).t().as_strided((2, 3), (1, 2), 1), x)
     with pytest.raises(BridgeError, match="reads memory that belongs to another tensor"):
         through_bridge(lambda x: x[::2].as_strided((2, 2), (1, 1)), x)
+    assert_as_eager(
+        lambda x: [x[4:].as_strided((), ()), x[4:].as_strided((2, 3), (3, 1), 5), x[3:9].view(2, 3).as_strided((2,), (1,))], x
+    )
+    with pytest.raises(LoweringError, match="belongs to another tensor"):
+        through_bridge(lambda x: x[4:].as_strided((2, 2), (1, 1), 3), x)
 
 
 def test_indexing():

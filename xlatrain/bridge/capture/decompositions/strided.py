@@ -26,19 +26,27 @@ def strided_decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     }
 
 
-def _memory_order(x: torch.Tensor) -> list[int]:
+def _memory_order(x: torch.Tensor, size: Sequence[int] = (), stride: Sequence[int] = (), offset: int | None = None) -> list[int]:
     """The dims of ``x`` from the slowest to the fastest in memory.
 
+    Args:
+        size, stride, offset: of the view of its memory that is wanted; no offset: of all of it.
+
     Raises:
-        LoweringError: ``x`` is a view of a part of its memory, so that strides may reach elements that it does not have.
+        LoweringError: the view reaches elements that ``x``, a view of a part of its memory, does not have.
     """
     order = sorted(range(x.ndim), key=lambda d: (-x.stride(d), -x.shape[d], d))
-    expected, dense = 1, True
+    expected, within = 1, True
     for d in reversed(order):
-        dense &= x.shape[d] == 1 or x.stride(d) == expected
+        within &= x.shape[d] == 1 or x.stride(d) == expected
         expected *= x.shape[d]
-    whole = x.untyped_storage().nbytes() == x.numel() * x.element_size()
-    if not (dense and whole and x.storage_offset() == 0) and x.numel() > 0:
+    first = int(x.storage_offset())
+    if offset is None:
+        within &= first == 0 and x.untyped_storage().nbytes() == x.numel() * x.element_size()
+    elif math.prod(size):
+        last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+        within &= first <= offset and last < first + x.numel()
+    if not within and x.numel() > 0:
         raise LoweringError(
             f"as_strided of a view (shape {tuple(x.shape)}, strides {x.stride()}, offset {x.storage_offset()}) reads memory that "
             "belongs to another tensor, which XLA values do not share; call .contiguous() first, or use slicing, unfold or expand"
@@ -49,6 +57,16 @@ def _memory_order(x: torch.Tensor) -> list[int]:
 def _flat(x: torch.Tensor) -> torch.Tensor:
     """The elements of ``x`` in the order of its memory."""
     return x.permute(_memory_order(x)).reshape(-1)
+
+
+def _reached(
+    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
+) -> tuple[torch.Tensor, list[int], int]:
+    """The elements of ``x`` in the order of its memory, the order of its dims, and where in there the strided view begins."""
+    first = int(x.storage_offset())
+    offset = first if storage_offset is None else storage_offset
+    order = _memory_order(x, size, stride, offset)
+    return x.permute(order).reshape(-1), order, offset - first
 
 
 def _places(x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
@@ -71,8 +89,7 @@ def _is_run(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 def as_strided(x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> torch.Tensor:
     """A slice where the view is one run of memory, else a gather."""
-    offset = int(x.storage_offset()) if storage_offset is None else storage_offset
-    flat = _flat(x)
+    flat, _, offset = _reached(x, size, stride, storage_offset)
     if _is_run(size, stride):
         return flat[offset : offset + math.prod(size)].reshape(size)
     return flat.index_select(0, _places(x, size, stride, offset)).reshape(size)
@@ -82,13 +99,11 @@ def as_strided_scatter(
     x: torch.Tensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
     """``x`` with the strided view of it replaced by ``src``."""
-    offset = int(x.storage_offset()) if storage_offset is None else storage_offset
-    flat = _flat(x)
+    flat, order, offset = _reached(x, size, stride, storage_offset)
     if _is_run(size, stride):
         changed = flat.slice_scatter(src.reshape(-1), 0, offset, offset + math.prod(size))
     else:
         changed = flat.index_put((_places(x, size, stride, offset),), src.reshape(-1))
-    order = _memory_order(x)
     inverse = sorted(range(x.ndim), key=lambda d: order[d])
     return changed.reshape([x.shape[d] for d in order]).permute(inverse)
 
