@@ -131,6 +131,69 @@ def parameters_of_another_class_with_attributes(run: Run) -> None:
     run.note("classes", model.classes)
 
 
+class OnSphere(torch.Tensor):
+    """A point whose class leaves torch's functions as they are, and has methods of its own."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    radius = 2.0
+
+    def project_(self) -> Tensor:
+        return self.mul_(self.radius / self.norm(dim=-1, keepdim=True))
+
+    def dist(self, other: Tensor, p: Any = 2) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.angle_of((self * other).sum(-1) / self.radius**2) if p == "g" else torch.dist(self, other)
+
+    @staticmethod
+    def angle_of(cosine: Tensor) -> Tensor:
+        return cosine.clamp(-0.99, 0.99).acos()
+
+    @classmethod
+    def scaled(cls, value: Tensor) -> Tensor:
+        return value * cls.radius
+
+
+class PointOnSphere(OnSphere, nn.Parameter):
+    def __new__(cls, data: Tensor) -> PointOnSphere:
+        return torch.Tensor._make_subclass(cls, data, True)
+
+
+class SphereSGD(torch.optim.Optimizer):
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-group["lr"])
+                if isinstance(p, PointOnSphere):
+                    p.project_()
+        return loss
+
+
+@case
+def parameters_whose_class_has_methods(run: Run) -> None:
+    class OnASphere(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.point = PointOnSphere(torch.linspace(-1, 1, 8)[None])
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            loss = F.cross_entropy(self.net(x + self.point[0]), y) + self.point.dist(F.normalize(x), p="g").mean()
+            loss = loss + 0.1 * self.point.dist(x[:1]) + self.point.scaled(self.point).mean()
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return SphereSGD(self.parameters(), 0.1)
+
+    model = OnASphere()
+    run.fit(model, run.trainer(max_epochs=2), run.loader(*class_data(64)))
+    run.note("class", type(model.point).__name__)
+
+
 @case
 def attributes_of_parameters_that_hooks_change(run: Run) -> None:
     class Warmed(Classifier):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,22 @@ from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.patches import patched
 
 _PARAMETERS = type(torch.nn.Parameter)
+_NO_TORCH_FUNCTION: Any = vars(torch.nn.Parameter)["__torch_function__"]
+_SAID_ELSEWHERE = frozenset(
+    {"__torch_function__", "__new__", "__init__", "__init_subclass__", "__repr__", "__str__", "__format__", "__reduce__"}
+    | {"__reduce_ex__", "__deepcopy__", "__copy__", "__getstate__", "__setstate__", "__module__", "__doc__", "__dict__"}
+    | {
+        "__weakref__",
+        "__annotations__",
+        "__qualname__",
+        "__slots__",
+        "__static_attributes__",
+        "__firstlineno__",
+        "__orig_bases__",
+    }
+    | {"__orig_bases__", "__parameters__", "__hash__", "__abstractmethods__", "__annotate_func__", "__annotations_cache__"}
+)
+"""Members of a class that change nothing of what torch computes with its tensors."""
 _OURS = frozenset(("_live", "_deferred"))
 """Attributes of tensors whose values are on the mesh, or not yet computed; for each the class is a subclass of ours."""
 
@@ -24,15 +42,44 @@ def standing_for(traced: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """
     kind = class_of(tensor)
     owner = next(one for one in kind.__mro__ if "__torch_function__" in one.__dict__)
-    if owner.__module__.partition(".")[0] != "torch":
+    follows = owner.__module__.partition(".")[0] == "torch" or owner.__dict__["__torch_function__"] is _NO_TORCH_FUNCTION
+    if not follows or (changed := _changed(kind)):
+        how = "__torch_function__" if not follows else changed
         raise CaptureError(
-            f"a parameter or buffer is a {kind.__module__}.{kind.__qualname__}, and {owner.__qualname__}.__torch_function__ "
+            f"a parameter or buffer is a {kind.__module__}.{kind.__qualname__}, and {owner.__qualname__}.{how} "
             "decides what torch's functions do with it, which a compiled step does not follow. Fix: keep an ordinary "
             "nn.Parameter, and call those functions by name"
         )
+    for one in reversed(_own(kind)):
+        vars(traced).update(_bound(traced, kind, name, member) for name, member in vars(one).items() if not _is_special(name))
     held = vars(traced)
     held.update((name, value) for name, value in vars(tensor).items() if name not in _OURS and name not in held)
     return stand_for(traced, tensor)
+
+
+def _own(kind: type) -> list[type]:
+    """The classes of a tensor's class that are not torch's."""
+    return [one for one in kind.__mro__ if one.__module__.partition(".")[0] != "torch" and one is not object]
+
+
+def _changed(kind: type) -> str | None:
+    """A member of the class that Python asks the class for, so that a traced tensor cannot have it; None: there is none."""
+    for one in _own(kind):
+        for name, member in vars(one).items():
+            special = _is_special(name) and name not in _SAID_ELSEWHERE
+            if special or (not _is_special(name) and isinstance(member, property | functools.cached_property)):
+                return name
+    return None
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _bound(traced: torch.Tensor, kind: type, name: str, member: Any) -> tuple[str, Any]:
+    if isinstance(member, types.FunctionType):
+        return name, types.MethodType(member, traced)
+    return name, member.__get__(None, kind) if isinstance(member, classmethod | staticmethod) else member
 
 
 def stand_for(traced: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
