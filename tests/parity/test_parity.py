@@ -411,6 +411,7 @@ def test_one_program_whatever_masks_select(script: str, case: str, backend: Back
 
 # What the first step stores makes a program for it and one for the others, with validation two more; a window one a length.
 PROGRAMS = {
+    ("masked_rows", "rows_for_as_many_places"): [2],
     ("wild", "stored_by_the_first_step"): [2, 4, 4, 2, 2],
     ("wild", "windows_of_losses"): [3, 3, 3],
     ("wild", "windows_of_numbers"): [5, 6],

@@ -203,6 +203,33 @@ def an_assertion_of_torch_fails(run: Run) -> None:
 
 
 @case
+def guesses_that_end_in_errors(run: Run) -> None:
+    """What is assumed first makes a loss of constants, which has no gradient, and then an assertion fails."""
+
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        kept = h[y > h.detach().mean()]
+        losses = (kept - 1).square().sum()
+        if not torch.isfinite(losses):
+            losses = torch.tensor(1e9)
+        loss = losses / len(y) + F.mse_loss(h, y).nan_to_num() * float(bool(losses < 1e8))
+        assert not torch.isnan(loss)
+        assert torch.isfinite(loss), "not finite"
+        return loss
+
+    fit(run, loss_of)
+
+
+@case
+def fractions_as_whole_numbers(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        size = [4, 8, 16][min(int(h.detach().abs().mean().item() * 2.5), 2)]
+        self.seen.append(size)
+        return F.mse_loss(h[:size], y[:size]) + 0.1 * int(y.max().item()) * h.mean()
+
+    fit(run, loss_of)
+
+
+@case
 def in_validation(run: Run) -> None:
     class Validating(Branching):
         def validation_step(self, batch: Data, batch_idx: int) -> None:

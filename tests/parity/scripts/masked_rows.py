@@ -251,6 +251,59 @@ def numbers_of_rows(run: Run) -> None:
 
 
 @case
+def rows_for_as_many_places(run: Run) -> None:
+    """What a mask that the step computes selects gets rows of another tensor, as unused codes get samples."""
+
+    def codes(self: Selecting, x: Tensor, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        kept = self.kept
+        unused = out.detach().square().sum(1) > 0.35
+        number = unused.sum().item()
+        samples = out[out.shape[0] // 2 :].flip(0)
+        if number > len(samples):
+            return out.mean()
+        kept[unused] = samples[:number].detach()
+        self.uses[unused] = 2.0
+        made = out * 1.0
+        made[unused] = samples.roll(1, 0)[:number] * 2
+        counted = torch.zeros(4).scatter_(0, y[unused], 1, reduce="add") + torch.zeros(4).scatter(0, y[unused], 0.5)
+        return made.square().mean() + kept.mean() + out[:number, 0].sum() + (out * counted).mean()
+
+    def first(self: Selecting, x: Tensor, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        largest = torch.zeros(16).index_fill(0, out[:, 0].topk(5).indices, 1.0) > 0
+        made = out.sin()
+        made[largest] = self.expert(out[:5])
+        return made.square().mean()
+
+    def of_lengths(self: Selecting, x: Tensor, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        end = (out.detach()[:, 0].argmax() + 1).item()
+        return out[:end].square().mean() + out.T[:2, :end].std() + torch.cat([out[:end], out[mask]]).mean()
+
+    fit_with_codes(run, codes, first, of_lengths)
+
+
+def fit_with_codes(run: Run, *losses: Loss) -> None:
+    model = Selecting(list(losses))
+    model.register_buffer("kept", torch.ones(16, 4))
+    model.register_buffer("uses", torch.zeros(16))
+    run.fit(model, run.trainer(max_epochs=1), run.loader(*rows()))
+
+
+@case
+def first_rows_that_are_written_to(run: Run) -> None:
+    """As many as the step finds, in a view of the tensor."""
+
+    def written(self: Selecting, x: Tensor, out: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        number = (out[:, 0] > 0.1).sum().item() // 4
+        made = out.sin()
+        before = made[:number]
+        made[:number].mul_(3.0)
+        made[:, :2] += 1.0
+        return made.square().mean() + before.sum()
+
+    fit_with_codes(run, written)
+
+
+@case
 def divided_by_no_rows(run: Run) -> None:
     """Python raises before the step is taken."""
 

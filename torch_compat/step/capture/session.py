@@ -68,6 +68,7 @@ class _Attempt:
         tries: how often these were other ones than it uses.
         functions: that are called before the step.
         watches_draws: whether draws by functions that somebody imported by name are looked for.
+        tried_outcomes: whether all outcomes that may help were tried, each recorded.
     """
 
     name: str
@@ -80,6 +81,7 @@ class _Attempt:
     tries: int = 0
     functions: tuple[types.FunctionType, ...] = ()
     watches_draws: bool = False
+    tried_outcomes: bool = False
 
 
 Use = Callable[[StepRun, StepInputs], _T]
@@ -323,11 +325,14 @@ class CaptureSession:
         if not isinstance(error, NotRecordable) or attempt.way is Way.TRACED:
             return None
         way, cause = Way.OP_BY_OP if attempt.way is Way.RECORDED else Way.TRACED, error.__cause__
-        guessed = attempt.host_values.assumptions is not None and attempt.host_values.assumptions.asked
-        if isinstance(cause, BridgeError) or (
-            isinstance(cause, Exception) and not guessed
-        ):  # one of the user's may come of a guess
+        assumptions = attempt.host_values.assumptions
+        guessed = assumptions is not None and assumptions.asked
+        if isinstance(cause, BridgeError) or (isinstance(cause, Exception) and not guessed):
             return replace(attempt, way=way, refused=attempt.refused or cause)
+        if guessed and isinstance(cause, Exception) and attempt.way is Way.RECORDED:  # the user's, which may come of a guess
+            if again := self._with_other_outcomes(attempt, error):
+                return again
+            return replace(attempt, way=way, tried_outcomes=True)
         return replace(attempt, way=way)
 
     def _with_functions_called_before(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
@@ -380,7 +385,7 @@ class CaptureSession:
 
     def _with_other_outcomes(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:
         assumptions = attempt.host_values.assumptions
-        again = assumptions is not None and assumptions.turn()
+        again = assumptions is not None and not attempt.tried_outcomes and assumptions.turn()
         return self._fresh(attempt.name, attempt.host_values) if again else None
 
     def _with_constants(self, attempt: _Attempt, error: BaseException) -> _Attempt | None:

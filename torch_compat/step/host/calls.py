@@ -75,6 +75,10 @@ _NOTHING = HostCall(lambda: None, (), {}, "nothing", None, ())
 """In the place of a call whose result nobody wants."""
 
 
+class UnhashableError(CaptureError, TypeError):
+    """A number that only the running step knows is asked for its hash."""
+
+
 @dataclass
 class HostCalls:
     """Records the host calls of one capture.
@@ -135,6 +139,11 @@ class HostCalls:
         error = CaptureError(f"{where}\n  cannot be captured: {reason}.\n  Fix: {fix}.")
         self.refused = self.refused or error
         return error
+
+    def unhashable(self, reason: str, fix: str) -> UnhashableError:
+        """The error for a value that does not exist yet as a key of a dict; code that expects keys like that may catch it."""
+        where = user_line(traceback.extract_stack()) or "the step"
+        return UnhashableError(f"{where}\n  cannot be captured: {reason}.\n  Fix: {fix}.")
 
     def marker(self, slot: ValueSlot, specification: str | None) -> str:
         """A text that stands for a formatted value until it reaches a call, a container or a result."""

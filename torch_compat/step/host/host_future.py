@@ -30,6 +30,8 @@ from xlatrain.bridge.capture.cut import UnknownValueError
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, slice)
+_WHOLE = 2**31 - 128  # fractions below it have a whole number of 32 bits
+_NOT_WHOLE = -_WHOLE
 _PURE = frozenset(
     {
         *("all", "any", "argmax", "argmin", "argsort", "astype", "copy", "count", "cumsum", "flatten", "index", "item", "max"),
@@ -317,10 +319,7 @@ class HostFuture:
         return self._calls.refuse(reason, _FIX, self._calls.calls[self._slot.index].where if at_origin else None)
 
     def _refuse_as(self, use: str) -> NoReturn:
-        raise self.refusal(
-            f"{use} needs the value of a tensor or of a host call (.item(), .numpy(), a torchmetrics result), which exists only "
-            "after the step has run"
-        )
+        raise self.refusal(_needed_by(use))
 
     def _exact(self, use: str, read: Callable[[Any], Any] | None = None) -> Any:
         """The value, or what ``read`` gives of it, for a use that needs it: what is known before the step is a guard."""
@@ -348,8 +347,14 @@ class HostFuture:
             self._calls.used.add(self._slot.index)
         if read is bool and traced.dtype != torch.bool:
             traced = traced != 0
+        whole = read is int and traced.is_floating_point()
+        if whole:  # such as the place that was drawn: int(torch.rand(1).item() * 4)
+            traced = torch.where(traced.abs() < _WHOLE, traced.detach(), _NOT_WHOLE).to(torch.int32)
         try:
-            return read(asked.outcome(traced, compared=compared))
+            found = asked.outcome(traced, compared=compared, likely=0 if whole else None)
+            if whole and found == _NOT_WHOLE:
+                self._refuse_as(use)
+            return read(found)
         except UnknownValueError:
             self._refuse_as(use)
 
@@ -372,7 +377,10 @@ class HostFuture:
         return np.array(self._exact("a conversion to numpy"), dtype)
 
     def __hash__(self) -> int:
-        return hash(self._exact("a key of a dict or set"))
+        use = "a key of a dict or set"
+        if not self.stays_a_number():
+            return hash(self._exact(use))
+        raise self._calls.unhashable(_needed_by(use), _FIX)  # code that keeps results by sizes goes on without
 
     def __len__(self) -> int:
         return len(self._like) if self._like is not None else self._exact("len()", len)
@@ -409,6 +417,13 @@ class HostFuture:
 
     def __deepcopy__(self, memo: Any) -> HostFuture:
         return self
+
+
+def _needed_by(use: str) -> str:
+    return (
+        f"{use} needs the value of a tensor or of a host call (.item(), .numpy(), a torchmetrics result), which exists only "
+        "after the step has run"
+    )
 
 
 def as_float(*args: Any) -> Any:

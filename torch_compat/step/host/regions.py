@@ -2,7 +2,8 @@
 
 ``x[:, start : start + 16]`` and ``x[start]`` have one size, and only the place is an input of the program: a counter, a number
 that a buffer tells before the step, one that is drawn. It is a copy, where torch gives a view: a step that would see the
-difference is captured with the place as a constant, or refused where that is drawn. Where the size is drawn too, as of
+difference is captured with the place as a constant, or refused where that is drawn. So is ``x[:count]`` with a count that only
+the running step knows: a mask selects these rows. Where the size is drawn too, as of
 ``x[:, :, y1:y2, x1:x2] = x[perm, :, y1:y2, x1:x2]``, the region is known by a mask over the whole tensor (:class:`Region`): what
 goes element by element, and what is written to the same region, needs no size. Any other use needs it, and is refused.
 """
@@ -23,6 +24,7 @@ from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.offsets import MovingOffsets, offset_of, width
 from torch_compat.step.host.scalars import HostScalar, was_written
+from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows, derived
 from xlatrain.bridge.capture.recorded.tape import have_parted, ops_so_far
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
@@ -330,6 +332,31 @@ def _sliced(x: torch.Tensor, index: Any, offsets: MovingOffsets) -> _Sliced | No
     return _Sliced(tuple(rest), bounds, tuple(place - made for place in entries), not tensors)
 
 
+def _first_rows(x: torch.Tensor, index: Any, offsets: MovingOffsets) -> MaskedRows | None:
+    """``x[:count]``, ``x[:2, :count]`` with a number that only the running step knows; None for any other index."""
+    parts = index if type(index) is tuple else (index,)
+    places = [place for place, one in enumerate(parts) if type(one) is slice and _comes_later(one.stop)]
+    if len(places) != 1 or type(x) is MaskedRows or not is_traced(x) or len(parts) > x.ndim:
+        return None
+    (place,) = places
+    last = parts[place]
+    plain = all(type(one) in (slice, int) for one in parts) and last.start in (None, 0) and last.step in (None, 1)
+    if not plain or not offsets.meet():
+        return None
+    axis = sum(type(one) is slice for one in parts[:place])
+    rest = x if len(parts) == 1 else x[(*parts[:place], slice(None), *parts[place + 1 :])]
+    number, size = last.stop.tensor(), rest.shape[axis]
+
+    def within() -> torch.Tensor:
+        return torch.arange(size, device=x.device) < torch.where(number < 0, number + size, number)
+
+    return MaskedRows.of_mask(rest, derived(number, (size,), within), axis) if size else None
+
+
+def _comes_later(number: Any) -> bool:
+    return type(number) is HostFuture and number.stays_a_number() and type(number.example()) is int
+
+
 @dataclass
 class _Copy:
     """A copy in the place of a view.
@@ -389,7 +416,11 @@ def slicing_at_moving_bounds(offsets: MovingOffsets) -> Iterator[None]:
     def get_item(self: torch.Tensor, index: Any) -> Any:
         found = None if isinstance(self, Region) else _sliced(self, index, offsets)
         if found is None:
-            return take(self, _as_it_is(index))
+            first = _first_rows(self, index, offsets)
+            if first is None:
+                return take(self, _as_it_is(index))
+            copies.append(_Copy(first.rows, first, self, (), user_line(traceback.extract_stack()), ops_so_far()))
+            return first
         rest = take(self, found.rest)
         if not found.is_of_one_size:
             return Region.of(rest, found.bounds)

@@ -111,3 +111,20 @@ def _scatter(func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     rows = _added(source) if reduce in ("sum", "add") else source.filled(extreme(source, largest=reduce == "amin"))
     return func(x, dim, index.rows, rows, *args[4:], **kwargs)
+
+
+@rule_of("scatter scatter_")
+def _scatter_number(func: Any, args: Any, kwargs: Any) -> Any:
+    """``x.scatter_(0, rows, 1)``, also with ``reduce="add"``: a number goes to the places that selected rows name."""
+    x, dim, index, value = args if len(args) == 4 else (*args, kwargs.get("value"))
+    reduce = kwargs.get("reduce")
+    if type(index) is not MaskedRows or type(x) is MaskedRows or type(value) not in (int, float) or reduce not in (None, "add"):
+        return NotImplemented
+    if index.axis != int(dim) % x.ndim or not kwargs.keys() <= {"value", "reduce"}:
+        return NotImplemented
+    chosen = index.like(torch.ones_like(index.rows, dtype=x.dtype)).filled(0)
+    if reduce == "add":
+        made = x.scatter_add(dim, index.rows, chosen * value)
+    else:
+        made = torch.where(torch.zeros_like(x).scatter_add(dim, index.rows, chosen) != 0, value, x)
+    return x.copy_(made) if func.__name__.endswith("_") else made

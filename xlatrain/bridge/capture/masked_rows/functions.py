@@ -25,7 +25,7 @@ from xlatrain.bridge.errors import CaptureError, user_line
     "multiply div divide true_divide floor_divide remainder fmod maximum minimum fmax fmin lerp addcmul addcdiv where eq "
     "ne lt gt le ge isnan isfinite isinf isclose logical_and logical_or logical_not logical_xor bitwise_and bitwise_or "
     "bitwise_xor bitwise_not masked_fill heaviside logaddexp logaddexp2 xlogy hypot float double half bfloat16 long int "
-    "short bool byte to type type_as detach clone contiguous dropout alpha_dropout gelu silu mish softplus elu selu celu "
+    "short bool byte type detach clone contiguous dropout alpha_dropout gelu silu mish softplus elu selu celu "
     "leaky_relu relu6 hardtanh hardsigmoid hardswish hardshrink softshrink tanhshrink softsign threshold logsigmoid "
     "zeros_like ones_like full_like rand_like randn_like empty_like bernoulli __add__ __radd__ __iadd__ __sub__ __rsub__ "
     "__isub__ __mul__ __rmul__ __imul__ __truediv__ __rtruediv__ __itruediv__ __div__ __rdiv__ __idiv__ __floordiv__ "
@@ -48,6 +48,15 @@ def element_by_element(func: Any, args: Any, kwargs: Any) -> Any:
         return args[0]
     made = func(*all_rows(args), **all_rows(kwargs))
     return one.like(made, made.ndim - behind) if isinstance(made, torch.Tensor) else NotImplemented
+
+
+@rule_of("to type_as")
+def _to(func: Any, args: Any, kwargs: Any) -> Any:
+    return (
+        args[0].like(func(*all_rows(args), **all_rows(kwargs)))
+        if type(args[0]) is MaskedRows
+        else func(*all_rows(args), **kwargs)
+    )
 
 
 # Along other dims
@@ -219,19 +228,24 @@ def _reshape(func: Any, args: Any, kwargs: Any) -> Any:
         if len(args) > 1 or kwargs:
             return NotImplemented
         shape = (-1,)
+    ones = next((place for place, size in enumerate(shape) if type(size) is not int or size != 1), len(shape))
+    if ones < len(shape) and shape[ones] is x.count():
+        shape = (-1, *shape[ones + 1 :])
+    else:
+        ones = 0
     if any(size != 1 for size in x.rows.shape[: x.axis]) or kwargs or not shape or type(shape[0]) is not int or shape[0] != -1:
+        return NotImplemented
+    if any(type(size) is not int for size in shape):
         return NotImplemented
     rest = math.prod(shape[1:])
     each = math.prod(x.rows.shape[x.axis + 1 :])
     if rest <= 0 or each % rest:
         return NotImplemented
     times = each // rest
-    rows = x.rows.reshape(x.rows.shape[x.axis] * times, *shape[1:])
-    return (
-        x.like(rows, 0)
-        if times == 1
-        else MaskedRows.of(rows, derived(x.valid, (times,), lambda: x.valid.repeat_interleave(times)))
-    )
+    rows = x.rows.reshape(*[1] * ones, x.rows.shape[x.axis] * times, *shape[1:])
+    if times == 1:
+        return x.like(rows, ones)
+    return MaskedRows.of(rows, derived(x.valid, (times,), lambda: x.valid.repeat_interleave(times)), ones)
 
 
 @rule_of("expand")

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from xlatrain.bridge.capture.cut import UnknownValueError, cut_to
+from xlatrain.bridge.capture.cut import UnknownValueError, ask, cut_to
 from xlatrain.bridge.capture.masked_rows import by_index as _by_index  # noqa: F401  rules
 from xlatrain.bridge.capture.masked_rows import reductions as _reductions  # noqa: F401
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows, beside, exactly, take, valid_of
@@ -125,6 +125,43 @@ def _put(x: torch.Tensor, index: Any, value: Any) -> bool:
     return True
 
 
+def _put_in_order(x: torch.Tensor, index: Any, value: Any) -> bool:
+    """``x[mask] = value`` where the k-th place that the mask selects gets the k-th row of the value; False for any other index.
+
+    It is torch's own where the number of places is known before the step.
+    """
+    found = _mask_of(x, index)
+    if found is None or found[2] != 0 or not isinstance(value, torch.Tensor) or value.dtype != x.dtype:
+        return False
+    mask, parts, _ = found
+    rows, valid, axis = (value.rows, value.valid, value.axis) if type(value) is MaskedRows else (value, None, 0)
+    if len(parts) > 1 or axis or tuple(rows.shape[1:]) != tuple(x.shape[mask.ndim :]) or (valid is None and len(rows) < 2):
+        return False
+    chosen = valid_of(mask)
+    if valid is None and _number_is_known(chosen):
+        return False
+    order = chosen.to(torch.int64).cumsum(0) - 1
+    if valid is None:
+        differs = chosen.sum() != len(rows)
+    else:
+        count = valid.sum()
+        differs = (chosen.sum() != count) & (count != 1)  # one row goes everywhere
+        order = torch.argsort(~valid, stable=True)[torch.minimum(order, count - 1).clamp(min=0)]
+    if differs:  # assumed not to, and checked
+        raise RuntimeError("shape mismatch: value tensor cannot be broadcast to the indexing result, which has other rows")
+    placed = rows.index_select(0, order.clamp(0, len(rows) - 1)).reshape(x.shape)
+    x.copy_(torch.where(mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim)), placed, x))
+    return True
+
+
+def _number_is_known(mask: torch.Tensor) -> bool:
+    """Whether the number of selected places is known before the step, which then is one for as many."""
+    try:
+        return ask(mask, lambda value: int(value.sum()), "the number of selected places") is not None
+    except UnknownValueError:
+        return False
+
+
 @contextlib.contextmanager
 def masked_rows() -> Iterator[None]:
     """Within the block what masks select are :class:`MaskedRows`."""
@@ -139,7 +176,7 @@ def masked_rows() -> Iterator[None]:
         return take(self, index) if found is None else _selected(self, *found)
 
     def set_item(self: torch.Tensor, index: Any, value: Any) -> None:
-        if not _select_written(self, index, value) and not _put(self, index, value):
+        if not any(put(self, index, value) for put in (_select_written, _put, _put_in_order)):
             assign(self, *((index, value) if type(self) is MaskedRows else exactly((index, value))))
 
     def masked_select(*args: Any, **kwargs: Any) -> torch.Tensor:
