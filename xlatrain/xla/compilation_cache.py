@@ -113,7 +113,7 @@ def check(program: Callable[..., Any], *args: Any) -> None:
     """
     find = getattr(program, "find", None)  # of a StoredProgram
     if find is None or not find(*args):
-        jax.eval_shape(program, *args)  # what this traces the first run does not trace again
+        program.eval_shape(*args)  # what this traces the first run does not trace again
 
 
 def first_run(program: Callable[..., Any], *args: Any) -> Any:

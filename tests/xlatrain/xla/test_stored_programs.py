@@ -19,6 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from xlatrain.step.loss_scale import LossScaler
 from xlatrain.step.stacking import StackKey
 from xlatrain.xla import kept_files, stored_programs
+from xlatrain.xla.compilation_cache import check
+from xlatrain.xla.compiler_options import compiler_options
 from xlatrain.xla.told import NotToldError, told, told_arguments
 
 _SCRIPT = """
@@ -185,3 +187,19 @@ def test_what_is_told() -> None:
             told((1, one))
     with pytest.raises(NotToldError):
         told_arguments(("text",))
+
+
+def test_a_program_is_checked_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With options of the compiler, which JAX takes of no program inside of another."""
+    monkeypatch.setattr(kept_files, "_folder", tmp_path)
+    options = compiler_options(Mesh(np.array(jax.devices()[:1]), ("data",)))
+    assert options
+    program = stored_programs.StoredProgram(jax.jit(lambda x: x + 1, compiler_options=options), lambda: "checked")
+    check(program, jnp.ones(3))
+    assert program(jnp.ones(3)).tolist() == [2, 2, 2]
+
+    def refused(x: jax.Array) -> jax.Array:
+        raise ValueError("no such op")
+
+    with pytest.raises(ValueError, match="no such op"):
+        check(stored_programs.StoredProgram(jax.jit(refused, compiler_options=options), lambda: "refused"), jnp.ones(3))
