@@ -11,6 +11,7 @@ import torch
 from basics import Regression, regression_data
 from recording import Run, case
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from transformers import PretrainedConfig
 
 CONFIG = PretrainedConfig(alpha=1.0)
@@ -116,6 +117,36 @@ def values_kept_outside(run: Run) -> None:
 
     FOREIGN.seen = 0
     run.fit(Keeping(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+
+
+class Counted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = torch.nn.Linear(8, 8), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.tanh(self.layer(x))
+
+
+@case
+def modules_that_libraries_call(run: Run) -> None:
+    """Modules in a tuple of a class, of which a step sees only that a function of a library gets them."""
+
+    class Calling(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            one, two, three, four = self.parts
+            x = checkpoint(one, x, use_reentrant=False)
+            x = checkpoint_sequential([two, three], 2, x, use_reentrant=False)
+            (x,) = map(four, [x])
+            return super().training_step((x, y), batch_idx)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.log_dict({f"calls_{place}": float(one[-1].calls) for place, one in enumerate(self.parts)})
+
+    Calling.parts = tuple(torch.nn.Sequential(Counted()).requires_grad_(False) for _ in range(4))
+    run.fit(Calling(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
 
 
 @case

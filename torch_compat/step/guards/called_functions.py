@@ -67,6 +67,9 @@ from xlatrain.bridge.capture.stand_ins import class_of, stood_for
 from xlatrain.bridge.errors import CaptureError, user_line
 
 _PATHS = 4096  # characters
+_DEPTH = 2
+_HELD = 100  # entries: more are data, and no functions
+_CALLABLE = (types.FunctionType, types.MethodType, functools.partial, torch.nn.Module)
 _TAKES_FILES = frozenset({"load", "loadtxt", "genfromtxt", "fromfile"})
 
 
@@ -361,20 +364,31 @@ class CalledFunctions:
         def note(*args: Any, **kwargs: Any) -> None:
             for one in (*args, *kwargs.values()):
                 self._values.walk(one)
+                self._may_call(one)
                 if isinstance(one, PurePath) or (type(one) is str and 0 < len(one) < _PATHS and os.path.isfile(one)):
                     self._places.note(File(str(one), f"the file {one}"), read=True)
 
         return self._noting(function, note)
 
     def _taking(self, function: Any) -> Callable[..., Any]:
-        """A function whose code is known to read nothing but what it gets: sizes, lists of tensors."""
+        """A function whose code is known to read nothing but what it gets, sizes, lists of tensors, and to call what it gets."""
 
         def note(*args: Any, **kwargs: Any) -> None:
             for one in (*args, *kwargs.values()):
                 if isinstance(one, CONTAINERS):
                     self._values.walk(one)
+                self._may_call(one)
 
         return self._noting(function, note)
+
+    def _may_call(self, one: Any, depth: int = 0) -> None:
+        """A function without notes gets ``one``, and may call it or what is in it, as ``checkpoint`` and ``map`` do."""
+        if isinstance(one, list | tuple | dict):
+            if depth < _DEPTH and len(one) <= _HELD:
+                for inner in one.values() if isinstance(one, dict) else one:
+                    self._may_call(inner, depth + 1)
+        elif isinstance(one, _CALLABLE) or (is_user_class(type(one)) and callable(one)):
+            self.call(one)
 
     def _asking(self, function: Any) -> Callable[..., Any]:
         def note(owner: Any, name: Any, *_: Any) -> None:
