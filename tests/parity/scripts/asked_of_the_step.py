@@ -230,6 +230,24 @@ def fractions_as_whole_numbers(run: Run) -> None:
 
 
 @case
+def numbers_at_a_threshold(run: Run) -> None:
+    """Tenths in single precision, which Python compares, cuts and divides in double: 10 times 0.7 is no 7."""
+    tenths = [0.1, 0.3, 0.6, 0.7, 0.9, 0.2, 0.7, 0.29]
+
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        value = ((h.detach() * 0).sum() + tenths[self.trainer.global_step % 8]).item()
+        reached = value * 10 >= 7
+        self.hits += reached
+        self.log_dict({"reached": reached, "as_fraction": float(reached), "points": 2.5 * reached}, on_epoch=True, on_step=True)
+        self.log_dict({"whole": float(int(value * 10)), "steps": value // 0.1, "rest": value % 0.1, "exactly": value == 0.7})
+        if value >= 0.7:
+            self.best = value
+        return F.mse_loss(h, y) * (1 + float(reached)) + torch.tensor(2.0) * reached
+
+    fit(run, loss_of)
+
+
+@case
 def in_validation(run: Run) -> None:
     class Validating(Branching):
         def validation_step(self, batch: Data, batch_idx: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import time
@@ -46,7 +47,7 @@ def branch(model: Model, loss: Tensor, x: Tensor) -> Tensor:
 
 
 def branch_on_item(model: Model, loss: Tensor, x: Tensor) -> Tensor:
-    return loss * 2 if int(loss.item() * 10) > 1 else loss
+    return loss * 2 if math.floor(loss.item() * 10) > 1 else loss
 
 
 def number(model: Model, loss: Tensor, x: Tensor) -> Tensor:
@@ -112,7 +113,7 @@ def missing_op(model: Model, loss: Tensor, x: Tensor) -> Tensor:
 
 MISTAKES: dict[str, Any] = {
     "branch on an array": (branch, r"return loss \* 2 if loss\.detach", r"a Python branch", "torch.where"),
-    "int() of .item()": (branch_on_item, r"if int\(loss\.item\(\) \* 10\)", r"int\(\) needs the value", "torch.where"),
+    "floor() of .item()": (branch_on_item, r"if math\.floor\(loss\.item\(\) \* 10\)", r"needs the value", "torch.where"),
     "int()": (
         number,
         r"loss \* int\(loss\.detach\(\)\)",

@@ -89,11 +89,11 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two traced numbers that a Python comparison compares, in double precision.
+    """Two traced numbers that a Python comparison compares, in double precision; or one of which ``int`` leaves the fraction out.
 
     Attributes:
-        left, right: 0-d tensors; one of them may be a Python number.
-        slot: of the host's own comparison.
+        left, right: 0-d tensors, of one number itself and the nearest whole one; one of two may be a Python number.
+        slot: of the host's own answer.
     """
 
     left: torch.Tensor | float
@@ -162,7 +162,7 @@ class AssumedValues:
 
 
 def decide(assumption: Assumption, calls: Sequence[HostCall], fill: Any) -> int:
-    """The outcome of a comparison, as the host finds it of the values that the program gave.
+    """The outcome of a comparison, or a whole number, as the host finds it of the values that the program gave.
 
     Args:
         fill: puts real values into recorded arguments (:class:`~torch_compat.step.outcome.Filler`).
@@ -179,4 +179,5 @@ def decide(assumption: Assumption, calls: Sequence[HostCall], fill: Any) -> int:
             made[slot.index] = call.function(*fill(args), **fill(kwargs))
         return ValueSlot("results", 0, slot.path).find([made[slot.index]])
 
-    return int(bool(result(assumption.slot)))
+    found = result(assumption.slot)
+    return found if type(found) is int else int(bool(found))

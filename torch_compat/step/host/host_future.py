@@ -128,11 +128,13 @@ class HostFuture:
         return self._made
 
     def tensor(self, *, made: bool = False) -> torch.Tensor | None:
-        """The value as a traced tensor, if there is one; ``made``: if it has been computed."""
-        return self._made if made else self._traced
+        """The value as a traced tensor, if there is one; ``made``: if it has been computed. Comparisons are the host's."""
+        return None if self._compared else self._made if made else self._traced
 
     def in_graph(self) -> torch.Tensor | None:
-        """The value as a traced tensor to compute with; None where the host alone has it."""
+        """The value as a traced tensor to compute with, of a comparison its assumed outcome; None where the host alone has it."""
+        if self._compared:
+            return torch.full((), bool(self))
         if self._traced is not None or self._later is None:
             return self._traced
         made = self._later()
@@ -226,11 +228,13 @@ class HostFuture:
         slot = self._record(function, args, kwargs, pure=known is not None)
         both: Any = None
         deferred = [a for a in args if type(a) is HostFuture]
-        if traced and all(one._computes is not None or one._made is not None for one in deferred):
+        likes = [a._like if type(a) is HostFuture else a for a in args]
+        if function in _JUMPS and any(isinstance(like, float) for like in likes):
+            traced = False
+        if traced and all((one._computes is not None or one._made is not None) and not one._compared for one in deferred):
             both = functools.partial(_computed, function, args)
             if function not in _ARITHMETIC or not (any(type(a) is float for a in args) or any(one._computes for one in deferred)):
                 both = both()
-        likes = [a._like if type(a) is HostFuture else a for a in args]
         numbers = not kwargs and all(isinstance(like, int | float) for like in likes)
         like = _number_like(function, likes) if numbers else None
         compared = None if both is None or known is not None else _compared(function, args, slot)
@@ -284,6 +288,10 @@ class HostFuture:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves, spec = pytree.tree_flatten((tuple(args), kwargs or {}))
         deferred = [leaf for leaf in leaves if type(leaf) is HostFuture]
+        if any(one._compared for one in deferred):  # in the precision of Python, which a graph does not have
+            decided = [bool(leaf) if type(leaf) is HostFuture and leaf._compared else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(decided, spec)
+            return func(*args, **kwargs)
         if is_of_lists(func) and any(map(is_traced, leaves)):
             with contextlib.suppress(TypeError):
                 return for_each(func, args, kwargs or {})
@@ -341,15 +349,18 @@ class HostFuture:
         assert traced is not None
         if asked is None:
             self._refuse_as(use)
+        whole = read is int and traced.is_floating_point()
+        slot = self._slot
+        if whole:  # such as the place that was drawn: int(torch.rand(1).item() * 4); near to the next one the host tells
+            slot = self._record(int, (self,), {})
+            compared = Compared(traced.detach(), traced.detach().round(), slot)
+            traced = torch.where(traced.abs() < _WHOLE, traced.detach(), _NOT_WHOLE).to(torch.int32)
         if compared is None:
-            self._calls.pure.add(self._slot.index)  # made for this answer
+            self._calls.pure.add(slot.index)  # made for this answer
         else:
-            self._calls.used.add(self._slot.index)
+            self._calls.used.add(slot.index)
         if read is bool and traced.dtype != torch.bool:
             traced = traced != 0
-        whole = read is int and traced.is_floating_point()
-        if whole:  # such as the place that was drawn: int(torch.rand(1).item() * 4)
-            traced = torch.where(traced.abs() < _WHOLE, traced.detach(), _NOT_WHOLE).to(torch.int32)
         try:
             found = asked.outcome(traced, compared=compared, likely=0 if whole else None)
             if whole and found == _NOT_WHOLE:
@@ -506,6 +517,8 @@ def _compared(function: Callable[..., Any], args: tuple[Any, ...], slot: ValueSl
     return Compared(left, right, slot)
 
 
+_JUMPS = (operator.floordiv, operator.mod)
+"""Of fractions they jump where these round: in the precision of Python elsewhere than in a graph's."""
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
 
 
@@ -521,7 +534,11 @@ def _later_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     """Computes a function of deferred values in the graph; None where the host alone has one of them."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     deferred = [leaf for leaf in leaves if type(leaf) is HostFuture]
-    if function is _call or not any(one._later for one in deferred) or any(type(leaf) is HostScalar for leaf in leaves):
+    if (
+        function is _call
+        or not any(one._later or one._compared for one in deferred)
+        or any(type(leaf) is HostScalar for leaf in leaves)
+    ):
         return None
 
     @functools.cache
