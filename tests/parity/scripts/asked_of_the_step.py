@@ -248,6 +248,20 @@ def numbers_at_a_threshold(run: Run) -> None:
 
 
 @case
+def whole_numbers_of_more_than_32_bits(run: Run) -> None:
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        count = (h.detach() * 0 < 1).sum().item()
+        work = count * 6 * 10**9
+        self.hits += work
+        self.log_dict({"work": float(work), "power": float(count**12), "share": work / (work + 10**10), "left": -work + 1.5})
+        if work > 4 * 10**11:
+            self.best = count
+        return F.mse_loss(h, y) * (1 + work / 10**12) + h.mean() * 1e-12 * work + h.square().mean() * (work > 5 * 10**11)
+
+    fit(run, loss_of)
+
+
+@case
 def in_validation(run: Run) -> None:
     class Validating(Branching):
         def validation_step(self, batch: Data, batch_idx: int) -> None:

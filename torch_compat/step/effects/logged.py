@@ -107,7 +107,7 @@ class LogRecorder:
         if is_metric(value):
             metric, value = value, self.metrics.step_value(value, used=bool(resolve(options, hook).on_step))
         if type(value) is HostFuture:
-            if (traced := value.tensor(made=self.on_host)) is None:
+            if value.is_wide() or (traced := value.tensor(made=self.on_host)) is None:
                 self.entries.append(LogEntry(hook, name, options, value.slot(), metric=metric, weight=weight))
                 return
             value = traced

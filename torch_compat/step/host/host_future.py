@@ -90,7 +90,7 @@ class HostFuture:
         later: computes the same value in the graph, where the step computes with it; None from it: that cannot be.
     """
 
-    __slots__ = ("_calls", "_compared", "_computes", "_counts", "_known", "_later", "_like", "_made", "_slot")
+    __slots__ = ("_calls", "_compared", "_computes", "_counts", "_known", "_later", "_like", "_made", "_slot", "_whole")
     comes_after_the_step = True
 
     def __init__(
@@ -111,6 +111,7 @@ class HostFuture:
         self._like = like
         self._later = later
         self._counts = False
+        self._whole: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -130,6 +131,19 @@ class HostFuture:
     def tensor(self, *, made: bool = False) -> torch.Tensor | None:
         """The value as a traced tensor, if there is one; ``made``: if it has been computed. Comparisons are the host's."""
         return None if self._compared else self._made if made else self._traced
+
+    def is_wide(self) -> bool:
+        """Whether it is a whole number that was computed, for which the graph may not have bits enough."""
+        return self._whole is not None
+
+    def fraction(self) -> torch.Tensor:
+        """The number in the graph; a whole one that was computed as a fraction, which is as large as it may be in Python."""
+        if self._whole is None:
+            assert self._traced is not None
+            return self._traced
+        function, args = self._whole
+        found = [one.fraction() if type(one) is HostFuture else one for one in args]
+        return function(*[one.to(torch.get_default_dtype()) if isinstance(one, torch.Tensor) else float(one) for one in found])
 
     def in_graph(self) -> torch.Tensor | None:
         """The value as a traced tensor to compute with, of a comparison its assumed outcome; None where the host alone has it."""
@@ -233,13 +247,16 @@ class HostFuture:
             traced = False
         if traced and all((one._computes is not None or one._made is not None) and not one._compared for one in deferred):
             both = functools.partial(_computed, function, args)
-            if function not in _ARITHMETIC or not (any(type(a) is float for a in args) or any(one._computes for one in deferred)):
+            of_others = any(type(a) in (float, HostScalar) for a in args) or any(one._computes for one in deferred)
+            if function not in _ARITHMETIC or not of_others:
                 both = both()
         numbers = not kwargs and all(isinstance(like, int | float) for like in likes)
         like = _number_like(function, likes) if numbers else None
         compared = None if both is None or known is not None else _compared(function, args, slot)
         later = _later_of(function, args, kwargs) if both is None and known is None else None
         made = HostFuture(self._calls, slot, both, like, known, compared, later)
+        if both is not None and type(like) is int and function in _GROWING:
+            made._whole = function, args
         return made.as_count() if any(type(a) is HostFuture and a._counts for a in args) else made
 
     def _record(self, function: Callable[..., Any], args: Any, kwargs: Any, *, pure: bool = False) -> ValueSlot:
@@ -349,6 +366,9 @@ class HostFuture:
         assert traced is not None
         if asked is None:
             self._refuse_as(use)
+        if self._whole is not None:
+            wide = self.fraction().detach()
+            traced = wide != 0 if read is bool else torch.where(wide.abs() < _WHOLE, traced, _NOT_WHOLE)
         whole = read is int and traced.is_floating_point()
         slot = self._slot
         if whole:  # such as the place that was drawn: int(torch.rand(1).item() * 4); near to the next one the host tells
@@ -363,7 +383,7 @@ class HostFuture:
             traced = traced != 0
         try:
             found = asked.outcome(traced, compared=compared, likely=0 if whole else None)
-            if whole and found == _NOT_WHOLE:
+            if (whole or self._whole is not None) and found == _NOT_WHOLE:
                 self._refuse_as(use)
             return read(found)
         except UnknownValueError:
@@ -470,7 +490,8 @@ def length_of(*args: Any) -> Any:
 
 def _computed(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """``function`` in the graph; None where that gives no tensor."""
-    found = _IN_GRAPH.get(function, function)(*(a._traced if type(a) is HostFuture else a for a in args))
+    take = _number_of if function not in _WHOLE_FUNCTIONS or any(map(_is_fraction, args)) else _as_it_is
+    found = _IN_GRAPH.get(function, function)(*(take(a) if type(a) in (HostFuture, int) else a for a in args))
     return found if isinstance(found, torch.Tensor) else None
 
 
@@ -517,6 +538,9 @@ def _compared(function: Callable[..., Any], args: tuple[Any, ...], slot: ValueSl
     return Compared(left, right, slot)
 
 
+_GROWING = (operator.add, operator.sub, operator.mul, operator.pow, operator.neg, abs)
+_WHOLE_FUNCTIONS = (*_GROWING, operator.pos, operator.floordiv, operator.mod)
+"""Functions of whole numbers that give whole numbers."""
 _JUMPS = (operator.floordiv, operator.mod)
 """Of fractions they jump where these round: in the precision of Python elsewhere than in a graph's."""
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
@@ -525,9 +549,18 @@ _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq,
 def _number_of(arg: Any) -> torch.Tensor | float:
     """An operand as a 0-d tensor of the graph, or the number that it is."""
     if type(arg) is HostFuture:
-        assert arg._traced is not None
-        return arg._traced
+        return arg.fraction()
+    if type(arg) is int and abs(arg) > _WHOLE:
+        return float(arg)
     return arg.tensor() if type(arg) is HostScalar else arg
+
+
+def _as_it_is(arg: Any) -> Any:
+    return arg._traced if type(arg) is HostFuture else arg
+
+
+def _is_fraction(arg: Any) -> bool:
+    return isinstance(arg._like if type(arg) is HostFuture else arg, float)
 
 
 def _later_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
@@ -592,7 +625,7 @@ def _graph_value(leaf: Any, like: torch.Tensor | None) -> Any:
     traced = leaf._traced
     assert traced is not None
     if like is not None and (like.is_floating_point() or like.is_complex()):
-        return traced.to(like.dtype)
+        return leaf.fraction().to(like.dtype)
     return traced
 
 
