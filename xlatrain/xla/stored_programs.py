@@ -47,7 +47,7 @@ class StoredProgram:
     def __init__(self, program: Callable[..., Any], key: Callable[[], str | None]) -> None:
         self._program = program
         self._key: Callable[[], str | None] | None = key
-        self._place: str | None = None
+        self._missing: str | None = None
         self._loaded: jax.stages.Compiled | None = None
 
     def __call__(self, *args: Any) -> Any:
@@ -68,7 +68,7 @@ class StoredProgram:
         if self._key is None:
             return self._loaded is not None
         make, self._key = self._key, None
-        self._place = key = _whole_key(make, args)
+        self._missing = key = _whole_key(make, args)
         if key is not None and (contents := kept_files.read(_KIND, key)) is not None:
             try:
                 self._loaded = _load(contents, args)
@@ -81,7 +81,7 @@ class StoredProgram:
         if self.find(*args):
             assert self._loaded is not None
             return self._loaded
-        key, self._place = self._place, None
+        key, self._missing = self._missing, None
         lowered = self._program.lower(*args)  # pyright: ignore[reportFunctionMemberAccess]
         with _noting_places() as places:
             compiled = lowered.compile()

@@ -254,6 +254,9 @@ def whole_numbers_of_more_than_32_bits(run: Run) -> None:
         work = count * 6 * 10**9
         self.hits += work
         self.log_dict({"work": float(work), "power": float(count**12), "share": work / (work + 10**10), "left": -work + 1.5})
+        self.log_dict(
+            {"parts": work // 10**9, "rest": float(work % 7), "over": float(work - 95999999990), "size": float(abs(-work))}
+        )
         if work > 4 * 10**11:
             self.best = count
         return F.mse_loss(h, y) * (1 + work / 10**12) + h.mean() * 1e-12 * work + h.square().mean() * (work > 5 * 10**11)

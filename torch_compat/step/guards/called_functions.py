@@ -54,9 +54,8 @@ from torch_compat.step.guards.origins import (
 from torch_compat.step.guards.taking import is_taking, iterator_of, take
 from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.draws import recorded
-from torch_compat.step.host.host_future import as_float, as_int, length_of
 from torch_compat.step.host.input_functions import as_input
-from torch_compat.step.host.number_functions import constructor, extreme_of, of_lists
+from torch_compat.step.host.number_functions import as_float, as_int, constructor, extreme_of, length_of, of_lists
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import host_random_state, same_state
 from torch_compat.step.values.marks import PLAIN, has_contents

@@ -11,7 +11,8 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.step.host import whole_numbers
 from torch_compat.step.host.assumptions import Compared
 from torch_compat.step.host.calls import HostCalls, is_traced
 from torch_compat.step.host.factors import for_each, is_of_lists, multiplied
@@ -26,8 +28,9 @@ from torch_compat.step.host.offsets import Offset, moved
 from torch_compat.step.host.scalar_plan import Expression
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import ValueSlot
+from torch_compat.step.host.whole_numbers import NARROW, SAFE, bound_of
 from xlatrain.bridge.capture.cut import UnknownValueError
-from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
+from xlatrain.bridge.errors import is_user_file
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, slice)
 _WHOLE = 2**31 - 128  # fractions below it have a whole number of 32 bits
@@ -90,7 +93,7 @@ class HostFuture:
         later: computes the same value in the graph, where the step computes with it; None from it: that cannot be.
     """
 
-    __slots__ = ("_calls", "_compared", "_computes", "_counts", "_known", "_later", "_like", "_made", "_slot", "_whole")
+    __slots__ = ("_calls", "_compared", "_computes", "_counts", "_known", "_later", "_like", "_made", "_slot", "_top", "_whole")
     comes_after_the_step = True
 
     def __init__(
@@ -112,6 +115,7 @@ class HostFuture:
         self._later = later
         self._counts = False
         self._whole: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
+        self._top = NARROW  # no larger it is, where it is a whole number
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -137,18 +141,26 @@ class HostFuture:
         return self._whole is not None
 
     def fraction(self) -> torch.Tensor:
-        """The number in the graph; a whole one that was computed as a fraction, which is as large as it may be in Python."""
+        """The number in the graph; one that may not have bits enough there as a fraction, which is as large as in Python."""
+        assert self._traced is not None
+        if self._whole is None:
+            return self._traced
+        large = self._large()
+        return torch.where(large.abs() < SAFE, self._traced.to(large.dtype), large)
+
+    def _large(self) -> torch.Tensor:
         if self._whole is None:
             assert self._traced is not None
-            return self._traced
+            return self._traced.to(torch.get_default_dtype())
         function, args = self._whole
-        found = [one.fraction() if type(one) is HostFuture else one for one in args]
-        return function(*[one.to(torch.get_default_dtype()) if isinstance(one, torch.Tensor) else float(one) for one in found])
+        return function(*[one._large() if type(one) is HostFuture else float(one) for one in args])
 
     def in_graph(self) -> torch.Tensor | None:
         """The value as a traced tensor to compute with, of a comparison its assumed outcome; None where the host alone has it."""
         if self._compared:
             return torch.full((), bool(self))
+        if self._whole is not None:
+            return self.fraction()
         if self._traced is not None or self._later is None:
             return self._traced
         made = self._later()
@@ -156,8 +168,10 @@ class HostFuture:
 
     def read_of(self) -> torch.Tensor | None:
         """The tensor of the graph whose numbers these are (``lengths.tolist()``, an entry of it), if they are those of one."""
+        if self._compared:
+            return self.in_graph()
         if self._traced is not None:
-            return self._traced
+            return None if self._whole is not None else self._traced
         call = self._calls.calls[self._slot.index]
         if call.text not in ("tolist", "numpy") or self._known is None or self._known.changed:
             return None
@@ -245,6 +259,9 @@ class HostFuture:
         likes = [a._like if type(a) is HostFuture else a for a in args]
         if function in _JUMPS and any(isinstance(like, float) for like in likes):
             traced = False
+        bound = _bound_of_result(function, args, likes)
+        if bound is None:
+            traced = False
         if traced and all((one._computes is not None or one._made is not None) and not one._compared for one in deferred):
             both = functools.partial(_computed, function, args)
             of_others = any(type(a) in (float, HostScalar) for a in args) or any(one._computes for one in deferred)
@@ -255,8 +272,9 @@ class HostFuture:
         compared = None if both is None or known is not None else _compared(function, args, slot)
         later = _later_of(function, args, kwargs) if both is None and known is None else None
         made = HostFuture(self._calls, slot, both, like, known, compared, later)
-        if both is not None and type(like) is int and function in _GROWING:
-            made._whole = function, args
+        if both is not None and bound is not None:
+            made._top = bound
+            made._whole = (function, args) if bound > NARROW else None
         return made.as_count() if any(type(a) is HostFuture and a._counts for a in args) else made
 
     def _record(self, function: Callable[..., Any], args: Any, kwargs: Any, *, pure: bool = False) -> ValueSlot:
@@ -367,8 +385,8 @@ class HostFuture:
         if asked is None:
             self._refuse_as(use)
         if self._whole is not None:
-            wide = self.fraction().detach()
-            traced = wide != 0 if read is bool else torch.where(wide.abs() < _WHOLE, traced, _NOT_WHOLE)
+            large = self._large().detach()
+            traced = self.fraction().detach() != 0 if read is bool else torch.where(large.abs() < SAFE, traced, _NOT_WHOLE)
         whole = read is int and traced.is_floating_point()
         slot = self._slot
         if whole:  # such as the place that was drawn: int(torch.rand(1).item() * 4); near to the next one the host tells
@@ -409,9 +427,9 @@ class HostFuture:
 
     def __hash__(self) -> int:
         use = "a key of a dict or set"
-        if not self.stays_a_number():
+        if not self.stays_a_number() or is_user_file(sys._getframe(1).f_code.co_filename):
             return hash(self._exact(use))
-        raise self._calls.unhashable(_needed_by(use), _FIX)  # code that keeps results by sizes goes on without
+        raise self._calls.unhashable(_needed_by(use), _FIX)  # a library that keeps results by sizes goes on without
 
     def __len__(self) -> int:
         return len(self._like) if self._like is not None else self._exact("len()", len)
@@ -457,40 +475,9 @@ def _needed_by(use: str) -> str:
     )
 
 
-def as_float(*args: Any) -> Any:
-    """``float(*args)`` in a captured step: of a value that the running step, the host after it or the state knows, a value that
-    comes later; a counter stays one."""
-    value: Any = args[0] if len(args) == 1 else None
-    if is_traced(value) and value.numel() == 1:
-        value = value.item()
-    if type(value) is HostFuture and (value.is_of_host() or value.stays_a_number() or (value.is_of_state() and value.may_move())):
-        return value.as_float()
-    return value.mapped(float) if type(value) is HostScalar else float(*args)
-
-
-def as_int(*args: Any) -> Any:
-    """``int(*args)`` in a captured step: a counter, a number that is drawn, or one that the state tells stays an expression."""
-    value: Any = args[0] if len(args) == 1 else None
-    if type(value) is HostScalar:
-        return value.as_int()
-    if is_traced(value) and value.numel() == 1 and not (value.is_floating_point() or value.is_complex()):
-        value = value.item()
-    if type(value) is HostFuture:
-        if value.as_offset is not None and value.is_of_state() and value.may_move():
-            return value
-        if value is not args[0]:
-            value.drop_unused()
-    return int(*args)
-
-
-def length_of(*args: Any) -> Any:
-    """``len(*args)`` in a captured step: of rows that a mask selects a value that comes later."""
-    return args[0].size(0) if len(args) == 1 and type(args[0]) is MaskedRows else len(*args)
-
-
 def _computed(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """``function`` in the graph; None where that gives no tensor."""
-    take = _number_of if function not in _WHOLE_FUNCTIONS or any(map(_is_fraction, args)) else _as_it_is
+    take = _number_of if function not in whole_numbers.FUNCTIONS or any(map(_is_fraction, args)) else _as_it_is
     found = _IN_GRAPH.get(function, function)(*(take(a) if type(a) in (HostFuture, int) else a for a in args))
     return found if isinstance(found, torch.Tensor) else None
 
@@ -538,9 +525,6 @@ def _compared(function: Callable[..., Any], args: tuple[Any, ...], slot: ValueSl
     return Compared(left, right, slot)
 
 
-_GROWING = (operator.add, operator.sub, operator.mul, operator.pow, operator.neg, abs)
-_WHOLE_FUNCTIONS = (*_GROWING, operator.pos, operator.floordiv, operator.mod)
-"""Functions of whole numbers that give whole numbers."""
 _JUMPS = (operator.floordiv, operator.mod)
 """Of fractions they jump where these round: in the precision of Python elsewhere than in a graph's."""
 _COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
@@ -557,6 +541,15 @@ def _number_of(arg: Any) -> torch.Tensor | float:
 
 def _as_it_is(arg: Any) -> Any:
     return arg._traced if type(arg) is HostFuture else arg
+
+
+def _bound_of_result(function: Callable[..., Any], args: tuple[Any, ...], likes: Sequence[Any]) -> float | None:
+    """See :func:`~torch_compat.step.host.whole_numbers.bound_of`; that of a tensor where this is no function of whole numbers."""
+    if function not in whole_numbers.FUNCTIONS or not all(type(like) is int for like in likes):
+        return NARROW
+    if function is operator.pow and type(args[1]) is not int:
+        return None
+    return bound_of(function, [float(abs(a)) if type(a) is int else a._top if type(a) is HostFuture else NARROW for a in args])
 
 
 def _is_fraction(arg: Any) -> bool:
@@ -626,6 +619,8 @@ def _graph_value(leaf: Any, like: torch.Tensor | None) -> Any:
     assert traced is not None
     if like is not None and (like.is_floating_point() or like.is_complex()):
         return leaf.fraction().to(like.dtype)
+    if leaf.is_wide():
+        leaf._refuse_as("a whole number that may have more than 32 bits")
     return traced
 
 

@@ -19,6 +19,7 @@ from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.offsets import width
 from torch_compat.step.host.scalars import HostScalar
+from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.torchscript import scripting_with
 
@@ -163,6 +164,37 @@ def _as_tensor(data: Any) -> torch.Tensor:
     parts = [_as_tensor(one) for one in data]
     dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
     return torch.stack([part.to(dtype) for part in parts])
+
+
+def as_float(*args: Any) -> Any:
+    """``float(*args)`` in a captured step: of a value that the running step, the host after it or the state knows, a value that
+    comes later; a counter stays one."""
+    value: Any = args[0] if len(args) == 1 else None
+    if is_traced(value) and value.numel() == 1:
+        value = value.item()
+    if type(value) is HostFuture and (value.is_of_host() or value.stays_a_number() or (value.is_of_state() and value.may_move())):
+        return value.as_float()
+    return value.mapped(float) if type(value) is HostScalar else float(*args)
+
+
+def as_int(*args: Any) -> Any:
+    """``int(*args)`` in a captured step: a counter, a number that is drawn, or one that the state tells stays an expression."""
+    value: Any = args[0] if len(args) == 1 else None
+    if type(value) is HostScalar:
+        return value.as_int()
+    if is_traced(value) and value.numel() == 1 and not (value.is_floating_point() or value.is_complex()):
+        value = value.item()
+    if type(value) is HostFuture:
+        if value.as_offset is not None and value.is_of_state() and value.may_move():
+            return value
+        if value is not args[0]:
+            value.drop_unused()
+    return int(*args)
+
+
+def length_of(*args: Any) -> Any:
+    """``len(*args)`` in a captured step: of rows that a mask selects a value that comes later."""
+    return args[0].size(0) if len(args) == 1 and type(args[0]) is MaskedRows else len(*args)
 
 
 def constructor(kind: Any) -> Callable[..., Any] | None:
