@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from torch_compat.step.host.host_future import as_float
 from torch_compat.step.host.host_values import HostNumbers, HostValues
+from torch_compat.step.host.number_functions import as_float
 from torch_compat.step.host.scalar_plan import SLOTS, scalar_inputs
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from xlatrain.bridge.errors import CaptureError
