@@ -27,7 +27,7 @@ FUNCTIONS = (
 
 
 def bound_of(function: Callable[..., Any], bounds: Sequence[float]) -> float | None:
-    """What no result of ``function`` is larger than; None where a graph cannot tell the result.
+    """Number that no result of ``function`` is larger than, or None where a graph cannot tell the result.
 
     What is computed by sums, differences and products is right in the graph but for multiples of 2**32, and known as a fraction
     besides; what is not needs operands that are right.
