@@ -217,6 +217,68 @@ def other_weights_while_validated(run: Run) -> None:
     run.fit(Validated(lambda params: Averaging(params, 0.05)), run.trainer(max_epochs=2, num_sanity_val_steps=0), data, data)
 
 
+class FindsItsRate(torch.optim.Optimizer):
+    """Its rate grows with how far the weights went along their gradients; all that it knows of it are options of its groups."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1.0, "rate": 1e-3, "along": 0, "steps": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            rate, along, size = group["rate"], 0.9 * group["along"], 0.0
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(start=p.clone(), sum=torch.zeros_like(p))
+                along += rate * group["lr"] * torch.dot(p.grad.flatten(), (state["start"] - p).flatten()).item()
+                state["sum"].mul_(0.9).add_(p.grad, alpha=rate * group["lr"])
+                size += state["sum"].abs().sum().item()
+            if size == 0:
+                continue
+            found = 20 * along / size
+            rate = max(rate, found)
+            group.update(along=along, found=found, rate=rate, both=(found, rate), steps=group["steps"] + 1)
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=rate * group["lr"])
+        return loss
+
+
+@case
+def options_that_the_optimizer_computes(run: Run) -> None:
+    class Watched(Optimized):
+        def on_train_batch_end(self, *_: Any) -> None:
+            group = self.optimizers().param_groups[0]  # pyright: ignore[reportAttributeAccessIssue]
+            run.record.setdefault("options", []).append(
+                [group["rate"], group["found"], group["along"], group["steps"], *group["both"]]
+            )
+
+    _resumed(run, lambda: Watched(FindsItsRate))
+
+
+@case
+def rate_that_the_step_computes(run: Run) -> None:
+    """It is set behind the optimizer's step, and is that of the next."""
+
+    class Manual(Optimized):
+        def __init__(self) -> None:
+            super().__init__(lambda params: torch.optim.SGD(params, 0.1, momentum=0.9))
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            optimizer: Any = self.optimizers()
+            optimizer.zero_grad()
+            loss = self.loss(batch)
+            self.manual_backward(loss)
+            self.log("lr", optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] = min(0.1, 0.05 * loss.item())
+            return loss
+
+    run.fit(Manual(), run.trainer(max_epochs=2), run.loader(*regression_data()))
+
+
 @case
 def weights_assigned_through_the_groups(run: Run) -> None:
     class Clipped(Optimized):

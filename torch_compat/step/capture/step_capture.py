@@ -272,6 +272,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 containers = BatchContainers(batch, inputs.spec.others)
                 with inputs.reading(tracer, inputs.host_values):  # backward and the hooks of gradients read attributes, too
                     grads = spec.body(inputs, trace, values, batch, tracer)
+                    trace.optimizers.finish()
                 inputs.spec.put_back()
                 _check_written({**dict(enumerate(leaves)), **values, **state}, inputs.shared)
             tracer.check_arrays()

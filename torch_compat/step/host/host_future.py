@@ -316,6 +316,11 @@ class HostFuture:
         """``function``, which has no result but its value, of arguments in which it is."""
         return self._apply(function, *args, **kwargs)
 
+    def call_later(self, function: Callable[..., Any], *args: Any, text: str) -> None:
+        """Have ``function`` called when the step has run, with what the arguments are then."""
+        slot = self._calls.record(function, args, text=text, state=None)
+        self._calls.used.add(slot.index)
+
     def __call__(self, *args: Any, **kwargs: Any) -> HostFuture:
         return self._apply(_call, self, *args, **kwargs)
 

@@ -132,16 +132,20 @@ class SetOption:
     value: HostExpression
 
     def run(self, run: PlanRun) -> None:
-        group = self.groups()[self.group]
-        value, old = self.value.of(run.host_values), group.get(self.key)
-        if isinstance(old, torch.Tensor) and not isinstance(value, torch.Tensor):
-            old.fill_(value)  # a learning rate that is a tensor stays this tensor
-        else:
-            group[self.key] = value
+        set_option(self.groups()[self.group], self.key, self.value.of(run.host_values))
 
     @property
     def text(self) -> str:
         return f"{self.name} = {self.value.text}"
+
+
+def set_option(group: dict[str, Any], key: str, value: Any) -> None:
+    """``group[key] = value``; a learning rate that is a tensor stays this tensor."""
+    old = group.get(key)
+    if isinstance(old, torch.Tensor) and not isinstance(value, torch.Tensor):
+        old.fill_(value)
+    else:
+        group[key] = value
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
+import torch.utils._pytree as pytree
 from torch.optim.lr_scheduler import LRScheduler
 
+from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.host_values import Readers
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from torch_compat.step.host.tensor_scalars import TensorScalars
@@ -31,11 +33,13 @@ from torch_compat.step.optimizers.host_actions import (
     StepInline,
     StepOptimizer,
     StepScheduler,
+    set_option,
 )
 from torch_compat.step.optimizers.inline import InlineKey, InlineOptimizer, InlineResult, Layouts, StateKey, traceable
 from torch_compat.step.optimizers.param_group import frozen
 from torch_compat.step.optimizers.state_layout import as_array
 from torch_compat.step.optimizers.stray_steps import stray_steps_refused
+from torch_compat.step.values.own_dict import OwnDict
 from xlatrain.bridge.capture.updates import update_node
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.patches import patched
@@ -59,6 +63,7 @@ class OptimizerTrace:
         plan: what happens on the host.
         layouts: of the states of optimizers whose Python ran in the step, by index.
         states: the tensors of these, outputs of the graph.
+        finish: to be called at the end of the step's Python, before what it calls on the host is known.
     """
 
     calls: list[UpdateCall] = field(default_factory=list)
@@ -66,6 +71,7 @@ class OptimizerTrace:
     plan: HostPlan = field(default_factory=HostPlan)
     layouts: dict[int, Layouts] = field(default_factory=dict)
     states: dict[InlineKey, torch.Tensor] = field(default_factory=dict)
+    finish: Callable[[], None] = field(default=lambda: None, repr=False)
     collectors: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def collect(self) -> list[torch.Tensor]:
@@ -124,7 +130,7 @@ class TracedOptimizers:
             states: in place of the states of optimizers whose Python runs in the step; None where none runs in it.
 
         Raises:
-            CaptureError: the step changed what a compiled step cannot change.
+            CaptureError: the step changed what a compiled step cannot change, as ``finish`` of the trace tells.
         """
         capture = _Capture(self, tracer, values)
         with contextlib.ExitStack() as stack:
@@ -138,8 +144,8 @@ class TracedOptimizers:
             stack.enter_context(_without_profiler_marks())
             members = [member for one in self._inline.values() for member in one.holders]
             stack.enter_context(stray_steps_refused([*self._optimizers, *members], _refuse))
+            capture.trace.finish = capture.finish
             yield capture.trace
-            capture.finish()
 
 
 class _Capture:
@@ -153,6 +159,7 @@ class _Capture:
         self._groups: list[list[dict[str, Any]]] = []
         self._seen: list[list[dict[str, Any]]] = []
         self._generation = 0  # how often the step changed options so far
+        self._late: dict[int, dict[tuple[int, str], str]] = {}  # options that are set after the step, by optimizer
         self._schedulers: dict[int, tuple[str, Any, dict[str, Any]]] = {}
         for index, scheduler in enumerate(owner._schedulers):
             self._know(scheduler, f"lr_schedulers[{index}]")
@@ -163,7 +170,7 @@ class _Capture:
     def optimizer_stand_in(self, index: int, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """The optimizer with traced options and a ``step`` that is captured."""
         own = {key: value for key, value in vars(optimizer).items() if key in ("param_groups", "state", "step")}
-        groups = [dict(group) for group in optimizer.param_groups]
+        groups: list[dict[str, Any]] = [OwnDict(group) for group in optimizer.param_groups]
         self._groups.append(groups)
         self._seen.append([dict(group) for group in groups])
         self._wrap_options(index, optimizer.param_groups)
@@ -261,6 +268,7 @@ class _Capture:
             with torch.enable_grad():
                 loss = closure()
         self._note_options(index)
+        self._refuse_late(index)
         names = [self._owner._names[param] for group in self._groups[index] for param in group["params"]]
         stepped = [name for name in names if self._values[name].grad is not None]
         self.trace.plan.actions.append(StepOptimizer(index))
@@ -300,10 +308,29 @@ class _Capture:
             for key, value in group.items():
                 if key not in seen or seen[key] is not value:
                     name = f"optimizers[{index}].param_groups[{position}][{key!r}]"
+                    if _comes_later(value):
+                        self._late.setdefault(index, {})[position, key] = name
+                        continue
+                    self._late.get(index, {}).pop((position, key), None)
                     new = _deferred(value, name)
                     self.trace.plan.actions.append(SetOption(self._groups_of(index), name, position, key, new))
                     self._generation += 1
             self._seen[index][position] = dict(group)
+
+    def _refuse_late(self, index: int) -> None:
+        """Refuse options that the host has after the step only, where it needs them before."""
+        for name in self._late.get(index, {}).values():
+            _refuse(f"sets {name} to a number that it computed, and then steps with it")
+
+    def _set_late(self, index: int) -> None:
+        """Have the options that the step computed set when it has run: the next one reads them."""
+        inline = self._owner._inline.get(index)
+        groups = self._owner._optimizers[index].param_groups if inline is None else inline.groups_now()
+        for (position, key), name in self._late.get(index, {}).items():
+            value = groups[position][key]
+            first = next(one for one in pytree.tree_leaves(value) if _is_future(one))
+            function = functools.partial(_set_option, self._groups_of(index), position, key)
+            first.call_later(function, value, text=f"{name} =")
 
     # -- schedulers --------------------------------------------------------------------------------------------------
 
@@ -340,6 +367,7 @@ class _Capture:
     def _step_scheduler(self, scheduler: Any, label: str, *args: Any, **kwargs: Any) -> None:
         for index in range(len(self._groups)):
             self._note_options(index)
+            self._refuse_late(index)
         given = tuple(_deferred(value, f"{label}.step's argument") for value in args)
         named = {key: _deferred(value, f"{label}.step's argument {key}") for key, value in kwargs.items()}
         self.trace.plan.actions.append(StepScheduler(scheduler, label, given, named))
@@ -351,6 +379,7 @@ class _Capture:
         """The end of the step's Python."""
         for index in range(len(self._groups)):
             self._note_options(index)
+            self._set_late(index)
         for name, scheduler, before in self._schedulers.values():
             now = _contents(scheduler)
             changed = [key for key in now.keys() | before.keys() if now.get(key) is not before.get(key)]
@@ -389,6 +418,19 @@ def _refuse(what: str, where: str | None = None) -> NoReturn:
 def _option(groups: Callable[[], Sequence[dict[str, Any]]], group: int, key: str) -> Any:
     """An option of a group: its number, also while a capture has a host scalar in its place."""
     return _number_again(frozen(groups()[group][key]))
+
+
+def _set_option(groups: Callable[[], Sequence[dict[str, Any]]], group: int, key: str, value: Any) -> None:
+    set_option(groups()[group], key, value)
+
+
+def _is_future(value: Any) -> bool:
+    return type(value) is HostFuture
+
+
+def _comes_later(value: Any) -> bool:
+    """Whether it is a number that the host has after the step, or holds one."""
+    return any(map(_is_future, pytree.tree_leaves(value)))
 
 
 def _number_of(inline: InlineOptimizer, key: StateKey) -> Any:
