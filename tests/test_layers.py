@@ -200,7 +200,7 @@ FOLDERS = {
     ),
     "xlatrain.bridge": (
         *(
-            "capturing converted_names errors gradients patches tensor_parallel",
+            "capturing converted_names errors fake_kernels gradients patches tensor_parallel",
             "inference_mode parallelize random tensors torchscript",
         ),
         *("graph_nodes host_draws jax_function jax_value pretrained", "loops", "capture", "lower"),

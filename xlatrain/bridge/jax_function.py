@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec
 from torch.utils.flop_counter import register_flop_formula
 
 from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.fake_kernels import fake_kernel
 from xlatrain.bridge.tensors.dtypes import jax_dtype, torch_dtype
 from xlatrain.bridge.tensors.host import as_numpy, from_numpy
 from xlatrain.xla import flops
@@ -184,14 +185,14 @@ class _JaxCall(torch.autograd.Function):
         return None, *(next(found) if flag else None for flag in plan.wanted)
 
 
-@torch.library.register_fake("xlatrain::jax_call", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "jax_call")
 def _fake(inputs: Sequence[torch.Tensor], plan: int) -> list[torch.Tensor]:
     """Shapes of results, auxiliary results and residuals."""
     device = inputs[0].device if inputs else torch.device("cpu")
     return [torch.empty(spec.shape, dtype=torch_dtype(spec.dtype), device=device) for spec in plan_of(plan).specs]
 
 
-@torch.library.register_fake("xlatrain::jax_pullback", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "jax_pullback")
 def _fake_pullback(residuals: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], plan: int) -> list[torch.Tensor]:
     """Shapes of the gradients: those of the wanted inputs."""
     found = plan_of(plan)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import torch
 
+from xlatrain.bridge.fake_kernels import fake_kernel
 from xlatrain.bridge.tensors.dtypes import torch_dtype
 from xlatrain.bridge.tensors.host import from_numpy
 from xlatrain.step.initial_value import InitialValue
@@ -34,7 +35,7 @@ def value_of(program: str) -> InitialValue:
     return value
 
 
-@torch.library.register_fake("xlatrain::jax_value", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "jax_value")
 def _fake(size: list[int], dtype: torch.dtype, program: str) -> torch.Tensor:
     """The shape."""
     return torch.empty(size, dtype=dtype)

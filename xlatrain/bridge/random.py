@@ -21,6 +21,7 @@ import torch
 import torch.utils.checkpoint
 
 from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.fake_kernels import fake_kernel
 from xlatrain.bridge.patches import patched
 
 _LIBRARY = torch.library.Library("xlatrain", "DEF")
@@ -71,21 +72,21 @@ def _fake_filled(size: Sequence[int], strides: Sequence[int], dtype: torch.dtype
 
 
 for _name in FILLED:
-    torch.library.register_fake(f"xlatrain::{_name}", _fake_filled, lib=_LIBRARY)
+    fake_kernel(_LIBRARY, _name)(_fake_filled)
 
 
-@torch.library.register_fake("xlatrain::randperm", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "randperm")
 def _fake_randperm(n: int, dtype: torch.dtype, index: int) -> torch.Tensor:
     return torch.empty((n,), dtype=dtype, device="cpu")
 
 
-@torch.library.register_fake("xlatrain::poisson", lib=_LIBRARY)
-@torch.library.register_fake("xlatrain::gamma", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "poisson")
+@fake_kernel(_LIBRARY, "gamma")
 def _fake_like(parameter: torch.Tensor, index: int) -> torch.Tensor:
     return torch.empty_like(parameter, memory_format=torch.contiguous_format)
 
 
-@torch.library.register_fake("xlatrain::binomial", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "binomial")
 def _fake_binomial(count: torch.Tensor, prob: torch.Tensor, index: int) -> torch.Tensor:
     return torch.empty_like(count, memory_format=torch.contiguous_format)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import torch
 from torch.optim import Optimizer
 
@@ -24,10 +24,14 @@ from xlatrain.step.optimizers.blocks import number
 from xlatrain.step.optimizers.by_parameter import ByParameter
 from xlatrain.step.optimizers.rule import State
 
+if TYPE_CHECKING:
+    import optax
+
 
 def is_transformation(value: Any) -> bool:
     """Whether it is an ``optax.GradientTransformation``."""
-    return isinstance(value, optax.GradientTransformation)
+    optax = sys.modules.get("optax")  # who has made one has imported it; that takes 0.1 s
+    return optax is not None and isinstance(value, optax.GradientTransformation)
 
 
 class OptaxOptimizer(Optimizer):

@@ -27,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding
 from torch.nn.modules.module import register_module_forward_hook
 
 from xlatrain.bridge.capture.attention import float32_attention, inside_functorch
+from xlatrain.bridge.fake_kernels import fake_kernel
 from xlatrain.bridge.patches import patched
 from xlatrain.mesh.mesh import data_parallel_size, sequence_parts
 from xlatrain.mesh.sharding.rules import axis_names
@@ -62,7 +63,7 @@ for _name, _back in {
     "rows_of_features": "features_of_rows",
     "features_of_rows": "rows_of_features",
 }.items():
-    torch.library.register_fake(f"xlatrain::{_name}", _fake, lib=_LIBRARY)
+    fake_kernel(_LIBRARY, _name)(_fake)
     if _back is not None:
         torch.library.register_autograd(f"xlatrain::{_name}", _gradient_by(_back), setup_context=_save, lib=_LIBRARY)
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.fake_kernels import fake_kernel
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.random import drawn_by_torch, next_index
 
@@ -51,17 +52,17 @@ _decomposition = F.scaled_dot_product_attention
 _float32: contextvars.ContextVar[bool] = contextvars.ContextVar("float32_attention", default=False)
 
 
-@torch.library.register_fake("xlatrain::attention", lib=_LIBRARY)
-@torch.library.register_fake("xlatrain::dropout_attention", lib=_LIBRARY)
-@torch.library.register_fake("xlatrain::banded_attention", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "attention")
+@fake_kernel(_LIBRARY, "dropout_attention")
+@fake_kernel(_LIBRARY, "banded_attention")
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes of the output (…, H, L, V), in the dtype of ``q``, and of the log-sum-exp (…, H, L), float32."""
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
-@torch.library.register_fake("xlatrain::attention_backward", lib=_LIBRARY)
-@torch.library.register_fake("xlatrain::dropout_attention_backward", lib=_LIBRARY)
-@torch.library.register_fake("xlatrain::banded_attention_backward", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "attention_backward")
+@fake_kernel(_LIBRARY, "dropout_attention_backward")
+@fake_kernel(_LIBRARY, "banded_attention_backward")
 def _fake_backward(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
     """Shapes of the gradients: those of q, k and v."""
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))

@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 from torch.utils.flop_counter import register_flop_formula
 
+from xlatrain.bridge.fake_kernels import fake_kernel
 from xlatrain.bridge.patches import patched
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("eight_bit_product(Tensor a, Tensor b, int[] a_dims, int[] b_dims) -> Tensor")
 
 
-@torch.library.register_fake("xlatrain::eight_bit_product", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "eight_bit_product")
 def _fake(a: torch.Tensor, b: torch.Tensor, a_dims: Sequence[int], b_dims: Sequence[int]) -> torch.Tensor:
     shape = (*_others(a.shape, a_dims), *_others(b.shape, b_dims))
     return a.new_empty(shape, dtype=_sum_dtype(a.dtype))

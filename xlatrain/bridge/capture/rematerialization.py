@@ -17,6 +17,7 @@ import torch
 import torch.utils._pytree as pytree
 import torch.utils.checkpoint
 
+from xlatrain.bridge.fake_kernels import fake_kernel
 from xlatrain.bridge.patches import patched
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
@@ -25,7 +26,7 @@ _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 def define_identity(name: str) -> None:
     """Define an op of ours that gives its tensor, and whose gradient is that of its result."""
     _LIBRARY.define(f"{name}(Tensor x) -> Tensor")
-    torch.library.register_fake(f"xlatrain::{name}", torch.empty_like, lib=_LIBRARY)
+    fake_kernel(_LIBRARY, name)(torch.empty_like)
     torch.library.register_autograd(f"xlatrain::{name}", lambda _, grad: grad, lib=_LIBRARY)
 
 

@@ -15,6 +15,7 @@ import jax
 import torch
 
 from xlatrain.bridge.errors import LoweringError
+from xlatrain.bridge.fake_kernels import fake_kernel
 
 Update = Callable[[int, Sequence[jax.Array], Sequence[jax.Array], jax.Array | None], Sequence[jax.Array]]
 """``(call, params, grads, skip) -> new params``: the ``call``-th update of the step, in the order of their calls; where ``skip``
@@ -25,7 +26,7 @@ _LIBRARY.define("update(Tensor[] params, Tensor[] grads, int call, Tensor? skip=
 _UPDATES: contextvars.ContextVar[Update | None] = contextvars.ContextVar("xlatrain_updates", default=None)
 
 
-@torch.library.register_fake("xlatrain::update", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "update")
 def _fake(
     params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], call: int, skip: torch.Tensor | None = None
 ) -> list[torch.Tensor]:

@@ -20,6 +20,7 @@ from torch.fx.node import Node
 from torch.utils.flop_counter import register_flop_formula
 
 import xlatrain.bridge.capture.activations  # noqa: F401  defines the ops
+from xlatrain.bridge.fake_kernels import fake_kernel
 from xlatrain.bridge.graph_nodes import NodeMaker
 
 ENVIRONMENT = "XLATRAIN_LOGITS"
@@ -34,13 +35,13 @@ _LIBRARY.define(
 )
 
 
-@torch.library.register_fake("xlatrain::picked_log_softmax", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "picked_log_softmax")
 def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Shapes of the log-probabilities, and of the log-sum-exp of each row: that of the index, float32."""
     return index.new_empty(index.shape, dtype=torch.float32), index.new_empty(index.shape, dtype=torch.float32)
 
 
-@torch.library.register_fake("xlatrain::picked_log_softmax_backward", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "picked_log_softmax_backward")
 def _fake_backward(
     factor: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, index: torch.Tensor, _: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:

@@ -4,14 +4,16 @@ split like the parameter that it belongs to."""
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from xlatrain.step.optimizers.rule import State
+
+if TYPE_CHECKING:
+    import optax
 
 Params = Mapping[str, jax.Array]
 
@@ -104,7 +106,9 @@ class ByParameter:
         named = _named(params)
         given: Any = {name: _like(grads.get(name), param) for name, param in named.items()}
         updates, new = self.transformation.update(given, self._joined(state, named), named)
-        stepped: Any = optax.apply_updates(named, updates)
+        from optax import apply_updates
+
+        stepped: Any = apply_updates(named, updates)
         new_params = {name: param if name in still else stepped[name] for name, param in params.items()}
         return new_params, _split(new, {name: state.get(name, {}) for name in (*state, *params)}, still)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from xlatrain.bridge.fake_kernels import fake_kernel
 from xlatrain.bridge.patches import patched
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
@@ -21,7 +22,7 @@ _LIBRARY.define(
 )
 
 
-@torch.library.register_fake("xlatrain::ctc_loss", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "ctc_loss")
 def _fake(
     log_probs: torch.Tensor,
     targets: torch.Tensor,

@@ -14,12 +14,13 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from xlatrain.bridge.errors import CaptureError, user_line
+from xlatrain.bridge.fake_kernels import fake_kernel
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
 _LIBRARY.define("grouped_mm(Tensor a, Tensor b, Tensor? offs) -> Tensor")
 
 
-@torch.library.register_fake("xlatrain::grouped_mm", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "grouped_mm")
 def _fake(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> torch.Tensor:
     """Shape of the grouped product of ``a`` and ``b``: (groups, M, N) where both have as many dims, else (M, N)."""
     groups = () if a.ndim != b.ndim else (a.shape[0],) if offs is None else (offs.shape[0],)

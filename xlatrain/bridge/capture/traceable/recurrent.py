@@ -19,6 +19,7 @@ from torch.utils.flop_counter import register_flop_formula
 from xlatrain.bridge.capture.autocast import is_as_on_a_gpu
 from xlatrain.bridge.capture.masked_rows.packed import packed_rows, padded_rows
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.bridge.fake_kernels import fake_kernel
 from xlatrain.bridge.patches import patched
 
 _LIBRARY = torch.library.Library("xlatrain", "FRAGMENT")
@@ -34,7 +35,7 @@ _LIBRARY.define(
 CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
-@torch.library.register_fake("xlatrain::recurrence", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "recurrence")
 def _fake(
     cell: str,
     gates: torch.Tensor,
@@ -50,7 +51,7 @@ def _fake(
     return h0.new_empty((steps, *h0.shape)), c0.new_empty((steps, *c0.shape))
 
 
-@torch.library.register_fake("xlatrain::recurrence_backward", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "recurrence_backward")
 def _fake_backward(
     cell: str,
     grad_h: torch.Tensor,

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from xlatrain.bridge.capture.activations import MESHES
 from xlatrain.bridge.capture.attention import inside_functorch
+from xlatrain.bridge.fake_kernels import fake_kernel
 from xlatrain.bridge.patches import patched
 from xlatrain.mesh.mesh import EXPERT_AXIS, data_parallel_size, sequence_parts
 from xlatrain.mesh.sharding import PlannedSplit
@@ -35,7 +36,7 @@ _ACTIVATIONS = {"SiLU": "silu", "SiLUActivation": "silu", "ReLU": "relu", "GELUA
 """Class of a module → the activation that the op knows by this name."""
 
 
-@torch.library.register_fake("xlatrain::experts", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "experts")
 def _fake(
     x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor, *_: Any
 ) -> torch.Tensor:
@@ -43,7 +44,7 @@ def _fake(
     return x.new_empty(x.shape, dtype=torch.promote_types(down.dtype, weights.dtype))
 
 
-@torch.library.register_fake("xlatrain::experts_backward", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "experts_backward")
 def _fake_backward(
     grad: torch.Tensor, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor, *_: Any
 ) -> tuple[torch.Tensor, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xlatrain.bridge.fake_kernels import fake_kernel
 from xlatrain.bridge.tensors.constants import contents_of
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def loop_of(number: int) -> WhileLoop:
     return loop
 
 
-@torch.library.register_fake("xlatrain::while_loop", lib=_LIBRARY)
+@fake_kernel(_LIBRARY, "while_loop")
 def _fake(carried: Sequence[torch.Tensor], constants: Sequence[torch.Tensor], loop: int) -> list[torch.Tensor]:
     """Tensors like ``carried``."""
     return [torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in carried]
