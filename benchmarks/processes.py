@@ -40,6 +40,7 @@ def run_script(
         fixed = {"XLATRAIN_REPORT": str(report), "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
         path = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks" / "scripts")])
         environment = {**os.environ, **fixed, **(settings or {}), "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # stock has its bytecode, and so have we where we are installed
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"benchmark {name} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")
