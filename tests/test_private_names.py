@@ -157,6 +157,10 @@ def _grain_loader() -> Any:
     return grain.DataLoader(data_source=[1], sampler=sampler, operations=[])
 
 
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 EXAMPLES: dict[str, Callable[[], Any]] = {  # objects whose attributes their classes do not show
     "torch.nn.Module": lambda: torch.nn.Linear(1, 1),
     "torch.nn.RNNBase": lambda: torch.nn.LSTM(1, 1),
@@ -164,6 +168,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {  # objects whose attributes their cla
     "torch.UntypedStorage": lambda: torch.ones(1).untyped_storage(),
     "torch._ops.OpOverload": lambda: torch.ops.aten.add.Tensor,
     "torch._dynamo.OptimizedModule": lambda: torch.compile(torch.nn.Linear(1, 1)),
+    "torch.jit.ScriptFunction": lambda: torch.jit.script(_same),
     "torch.optim.Optimizer": _optimizer,
     "torch.utils.data.DataLoader": lambda: torch.utils.data.DataLoader([1]),  # pyright: ignore[reportArgumentType]
     "torch.utils.data.dataloader._SingleProcessDataLoaderIter": lambda: iter(torch.utils.data.DataLoader([1])),  # pyright: ignore[reportArgumentType]

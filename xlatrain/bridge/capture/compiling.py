@@ -15,6 +15,7 @@ from xlatrain.bridge.capture.offloading import offloading_save_on_cpu
 from xlatrain.bridge.capture.rematerialization import kept_recomputation
 from xlatrain.bridge.capture.traceable.cumulative_batch_norm import traceable_cumulative_batch_norm
 from xlatrain.bridge.capture.traceable.recurrent import scanned_recurrence
+from xlatrain.bridge.capture.traceable.scripted import traceable_scripted_functions
 from xlatrain.bridge.capture.traceable.transformers_attention import grouped_attention
 from xlatrain.bridge.capture.traceable.value_checks import without_value_checks
 from xlatrain.bridge.capturing import capturing
@@ -40,6 +41,7 @@ def compiling_state() -> Iterator[None]:
         traceable_ctc(),
         fused_attention(),
         traceable_cumulative_batch_norm(),
+        traceable_scripted_functions(),
         grouped_attention(),
         _without_dynamo(),
     ):
