@@ -1,6 +1,5 @@
 """pytorch-forecasting: a TemporalFusionTransformer."""
 
-import lightning.pytorch as pl
 import numpy as np
 import pandas as pd
 import recorder
@@ -29,16 +28,7 @@ model = TemporalFusionTransformer.from_dataset(
     learning_rate=0.01,
     log_interval=-1,
 )
-trainer = pl.Trainer(
-    max_epochs=1,
-    limit_train_batches=10,
-    gradient_clip_val=0.1,
-    logger=False,
-    enable_checkpointing=False,
-    enable_progress_bar=False,
-    accelerator="cpu",
-    devices=1,
-)
+trainer = recorder.trainer(max_epochs=1, limit_train_batches=5, gradient_clip_val=0.1)
 trainer.fit(
     model,
     data.to_dataloader(train=True, batch_size=16, num_workers=0),
