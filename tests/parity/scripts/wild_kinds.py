@@ -154,12 +154,33 @@ def score(out: Tensor, y: Tensor, average: str = "macro", part: float = 1.0) -> 
     return (right / count).mean() + 0.01 * sized(out, 3).mean() * torch.full((3,), part).mean()
 
 
+@torch.jit.script
+def share(right: Tensor, of: int) -> Tensor:
+    return right / of
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
 @case
 def scripted_functions(run: Run) -> None:
+    """Also of what steps have stored, and nobody has read before."""
+
     class Scored(Classifier):
+        right, last, twice = torch.tensor(0), torch.tensor(0.0), [torch.jit.script(Doubled())]
+
+        def on_train_epoch_end(self) -> None:
+            self.log("share", share(self.right, 64))
+            self.log("twice", self.twice[0](self.last))
+            self.right = torch.tensor(0)
+
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             x, y = batch
             out = self.net(x)
+            self.right = self.right + (out.argmax(1) == y).sum()
+            self.last = out.detach().mean()
             self.log("score", score(out, y, part=2))
             return F.cross_entropy(out, y) + score(out, y, "micro", 2)
 

@@ -240,3 +240,25 @@ def test_one_call_may_mix_live_and_lazy_tensors(store: Store) -> None:
     with torch.no_grad():
         live.copy_(lazy())
     torch.testing.assert_close(live.detach(), values)
+
+
+@torch.jit.script
+def _half(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+class _Twice(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def test_torchscript_gets_values_of_lazy_tensors() -> None:
+    """It asks no class for them, and would read memory that is not there."""
+
+    def seven() -> torch.Tensor:
+        return lazy_tensor((), torch.float32, lambda: torch.tensor(7.0))
+
+    assert _half(seven()) == 3.5
+    assert torch.jit.script(_Twice())(seven()) == 14
+    traced: Any = torch.jit.trace(lambda x: x + 1, torch.zeros(()))
+    assert traced(seven()) == 8

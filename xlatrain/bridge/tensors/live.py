@@ -492,6 +492,21 @@ def _changes_nothing(args: Any, kwargs: Mapping[str, Any]) -> bool:
     return len(args) == 1 and all(key in same and same[key] == value for key, value in kwargs.items())
 
 
+def _has_values_given(kind: Any) -> None:
+    """Let calls of TorchScript's, which ask no class, have live and lazy tensors with their values."""
+    call = kind.__call__
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _with_values(args, kwargs)
+        return call(self, *args, **kwargs)
+
+    kind.__call__ = called
+
+
+_has_values_given(torch.jit.ScriptFunction)
+_has_values_given(torch._C.ScriptMethod)
+
+
 def unread_lazy(tensor: Any) -> Callable[[], torch.Tensor] | None:
     """The function that a lazy tensor would call for its values, if nobody has needed them yet; None for any other tensor."""
     return tensor._fetch if type(tensor) is LazyTensor else None
