@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
+import jax
 import pytest
 
 from tests.parity.harness import (
@@ -375,6 +376,11 @@ EAGER_CASES = {
     "uses_a_slice_whose_tensor_was_written_to": "part = x[:, start : start + 2].T",
     "tensors_of_a_class_of_their_own_in_the_batch": "the batch holds a __main__.Tripled",
 }
+
+# These compile where the process has 64-bit types: whole numbers have all their bits there.
+if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]  (`JAX_ENABLE_X64=1 make test`)
+    for _case in ("a_backward_pass_that_cannot_be_lowered", "whole_numbers_that_need_64_bits"):
+        del EAGER_CASES[_case]
 
 # Cases whose training is compiled, with the steps that are not, and why.
 ON_HOST_CASES = {
