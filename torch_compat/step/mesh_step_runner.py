@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -33,7 +34,7 @@ from torch_compat.step.program_cache import CacheRun, Wanted
 from torch_compat.step.step_services import StepServices, draws_by_torch
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import host_value
-from xlatrain.bridge.errors import BridgeError
+from xlatrain.bridge.errors import BridgeError, let_go
 from xlatrain.mesh.data import BatchPlacer
 from xlatrain.step.assumed import UNDECIDED, Guarded, before
 from xlatrain.step.device_memory import Shortage
@@ -84,6 +85,7 @@ class MeshStepRunner:
         self._variants, self._carried = self.kept.programs, self.kept.carried
         self._running_step = ""
         self._taken_back: Exception | None = None
+        self._not_taken_in = ""  # the last error of a write to a tensor without dims
         self._bounded = mesh.devices.size > 1
         self._in_flight: deque[Any] = deque()
         metric_sync.install()
@@ -169,7 +171,7 @@ class MeshStepRunner:
                 except BridgeError as error:
                     if self._carried.add(step.name, error.carried):
                         variants.carry(step.name, error.carried)
-                    elif error.written is not None and self.model.take_in(error.written):
+                    elif error.written and self._take_in(error):
                         variants.forget_programs()
                         self.programs.forget()
                     elif self._forms.layout.processes > 1 or not variants.attend(step.name, error):
@@ -201,6 +203,17 @@ class MeshStepRunner:
         outcome = self._outcome(step.name, program, step.batch, _true_values(step, program, outputs), host_values)
         step.finish(program.step)
         return outcome
+
+    def _take_in(self, error: BridgeError) -> bool:
+        """Put a tensor of the host that a step writes to in place on the mesh; False where there is none, or it cannot be there."""
+        let_go(error)
+        gc.collect()  # most of what the step's run made is gone
+        there = [one for written in error.written if (one := written()) is not None]
+        if any(self.model.take_in(one) for one in there if one.ndim > 0):
+            return True
+        again, self._not_taken_in = str(error) == self._not_taken_in, str(error)
+        # those without dims may be constants of the run itself, and the next run has others
+        return not again and any([self.model.take_in(one) for one in there if one.ndim == 0])
 
     def _held(self, step: MeshStep, program: CachedProgram, guarded: Guarded) -> bool:
         """Whether the outcomes of a step that ran were those for which its program was made; this waits for it.

@@ -289,8 +289,9 @@ class ProgramCache:
         except BridgeError as error:
             if error.stored is not None:
                 error.carried = self._stored(error.stored)
-            elif error.written is not None:
-                error.carried = places_of([error.written], self._carrying(), self._changed)
+            elif error.written:
+                there = [one for written in error.written if (one := written()) is not None]
+                error.carried = places_of(there, self._carrying(), self._changed)
             raise
 
     def _keep(self, own: StepPrograms, program: CachedProgram, wanted: Wanted, fixed: Hashable, *, second: bool) -> None:
@@ -328,7 +329,7 @@ class ProgramCache:
             with self._telling_stored():
                 program = self._capture(own, fixed, wanted._replace(may_pad=False), second=False)
         except BridgeError as error:
-            if error.carried or error.written is not None:
+            if error.carried or error.written:
                 raise
             self._captures.stop_attending(name)
             raise step.reason from step.reason.__cause__

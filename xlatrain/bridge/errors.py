@@ -11,6 +11,7 @@ import os
 import sys
 import sysconfig
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ class BridgeError(RuntimeError):
         recoverable: whether everything that ran so far was right, so that an eager run may go on from here.
         stored: the tensor of an earlier step that it computes with, where that is the reason.
         carried: places where steps have put such tensors: as inputs they would be no reason any more.
-        written: the host's tensor that it writes to in place, where that is the reason.
+        written: weak references to the host's tensors, of which it writes to the first in place, or to one of them, where that is
+            the reason; those that the run itself made are gone with it.
         once: whether the next step has no such reason.
         per_batch: whether it may be no reason any more where the step's Python runs for every batch.
     """
@@ -39,7 +41,7 @@ class BridgeError(RuntimeError):
     recoverable = True
     stored: Any = None
     carried: tuple[Any, ...] = ()
-    written: Any = None
+    written: tuple[weakref.ref[Any], ...] = ()
     per_batch = False
     once = False
 
@@ -65,12 +67,14 @@ def let_go(error: BaseException) -> None:
 
     Weak references of the user's would stay alive until garbage is collected.
     """
-    told: BaseException | None = error
+    waiting: list[BaseException | None] = [error]
     known: set[int] = set()
-    while told is not None and id(told) not in known:
-        known.add(id(told))
-        traceback.clear_frames(told.__traceback__)
-        told = told.__cause__ or told.__context__
+    while waiting:
+        told = waiting.pop()
+        if told is not None and id(told) not in known:
+            known.add(id(told))
+            traceback.clear_frames(told.__traceback__)
+            waiting += [told.__cause__, told.__context__]
 
 
 @functools.cache  # a capture asks thousands of times: for each word that torch itself logs

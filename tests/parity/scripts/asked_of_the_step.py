@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 import torch.nn.functional as F
 from lightning.fabric import Fabric
@@ -262,6 +263,88 @@ def whole_numbers_of_more_than_32_bits(run: Run) -> None:
         return F.mse_loss(h, y) * (1 + work / 10**12) + h.mean() * 1e-12 * work + h.square().mean() * (work > 5 * 10**11)
 
     fit(run, loss_of)
+
+
+@case
+def texts_of_tensors(run: Run) -> None:
+    """In a step, with what it has seen of gradients, and of parameters and buffers in a hook."""
+
+    class Telling(Branching):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.layer.bias.data.fill_(0.25)
+            self.seen += [
+                f"{self.mean} {self.mean:.2f} {[self.mean]}",
+                f"{self.layer.bias}",
+                str(self.layer.bias),
+                repr(self.mean),
+            ]
+
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        half = (h * 0 + 0.5).mean()
+        three = (y[:3] * 0).double() + 3
+        self.seen += [f"{half} {half.detach()} {half:.3f}", str(half), [half], f"{half!r} {[half.detach()]}", f"{three}"]
+        self.seen += [
+            f"{self.mean + 1} {self.mean} {self.mean:.1f}",
+            f"{(h * 0 + 1.5)[:2]}",
+            repr((y > 99).sum()),
+            f"{(y > 99).any()}",
+        ]
+        self.seen = [one if isinstance(one, str) else f"{one}" for one in self.seen]
+        return F.mse_loss(h, y)
+
+    model = Telling(loss_of)
+    run.fit(model, run.trainer(max_epochs=2), run.loader(*pairs()))
+    run.note("texts", model.seen)
+
+
+@case
+def losses_of_one_row(run: Run) -> None:
+    shapes = []
+
+    class Shown(Branching):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            shapes.append([list(outputs["loss"].shape), float(outputs["loss"])])
+
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(h, y).reshape(1)
+
+    run.fit(model := Shown(loss_of), run.trainer(max_epochs=2, accumulate_grad_batches=2), run.loader(*pairs()))
+    run.note("shapes", shapes)
+    assert model
+
+
+@case
+def arrays_and_numbers_of_numpy_are_kept(run: Run) -> None:
+    """An attribute that the step replaces by them, whose value of the step before it looks at."""
+
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        count = np.maximum((y > 0.5).sum().item(), 2)
+        self.hits, before = count, self.hits
+        array = y.detach().numpy()
+        self.seen += [y.sum() * array[:2], y.sum() / array[:2], y.sum() - array[:2], y[:2] + array[:2]]
+        return F.mse_loss(h, y) + 0.01 * before
+
+    model = Branching(loss_of)
+    run.fit(model, run.trainer(max_epochs=2), run.loader(*pairs()))
+    run.note("kept", [type(model.hits).__name__, int(model.hits), [numbers(one) for one in model.seen]])
+
+
+OUTSIDE = torch.tensor([1.0, 2.0])
+
+
+@case
+def a_tensor_beside_the_module_is_asked_and_written(run: Run) -> None:
+    """Which of the tensors that the step meets is written is not told; a constant that torch makes of a number is none."""
+
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        count = int(OUTSIDE.max().item())
+        if self.trainer.global_step % 2:
+            OUTSIDE[0] = 3.0
+        return F.mse_loss(torch.cat([h[:count], h[count:] * 0.5]), y)
+
+    OUTSIDE[:] = torch.tensor([1.0, 2.0])
+    fit(run, loss_of)
+    run.note("outside", OUTSIDE.tolist())
 
 
 @case

@@ -17,6 +17,8 @@ _warnings = WarningCache()
 def closure_loss(output: Any) -> torch.Tensor | None:
     """The loss in what ``training_step`` returned: a tensor, a mapping with ``"loss"``, or None to skip the batch.
 
+    It keeps its shape, of one element.
+
     Raises:
         MisconfigurationException: anything else; where torch would raise a RuntimeError, it is one, too.
     """
@@ -45,4 +47,4 @@ def closure_loss(output: Any) -> torch.Tensor | None:
             f"{tuple(loss.shape)}; expected a single number: reduce it, e.g. "
             "loss.mean()"
         )
-    return loss.reshape(())
+    return loss

@@ -253,7 +253,7 @@ class CaptureSession:
                 if isinstance(error, ArraysWantedError):
                     error = CaptureError(f"{name} uses other arrays, or more than {_MOST_ARRAYS}, each time: draw with torch")
                 assert isinstance(error, Exception)
-                if getattr(error, "written", None) is None and attempt.refused is not None:
+                if not getattr(error, "written", ()) and attempt.refused is not None:
                     let_go(error)
                     error = attempt.refused  # as it runs nobody answers: what fails then is no reason
                 if first is None or (isinstance(error, BridgeError) and not isinstance(first, BridgeError)):

@@ -45,7 +45,7 @@ def training_body(accumulate: int) -> StepBody:
             trace.result = {}
             return dict.fromkeys(wanted)
         objective = loss / accumulate
-        seen = ValueSlot("scalars", trace.logs.add(objective)) if loss.dtype == torch.float32 else objective
+        seen = ValueSlot("scalars", trace.logs.add(objective)) if loss.dtype == torch.float32 and loss.ndim == 0 else objective
         trace.result = {**(output if isinstance(output, Mapping) else {}), "loss": seen}
         if not loss.requires_grad:
             raise SetupRuntimeError(

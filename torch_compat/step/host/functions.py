@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch._tensor_str import _add_suffixes
 from torch.utils.data import DataLoader
 
 from torch_compat.step.host.calls import HostCalls, is_traced
@@ -167,12 +168,12 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
         return HostFuture(calls, calls.record(_tolist, (tensor,), text="tolist", pure=known is not None), like=like, known=known)
 
     def text(tensor: torch.Tensor, specification: str = "") -> str:
-        if specification or tensor.ndim == 0:
-            return calls.marker(item(tensor).slot(), specification) if specification else whole(tensor)
-        return whole(tensor)
+        if tensor.ndim == 0 and not isinstance(tensor, torch.nn.Parameter):
+            return calls.marker(item(tensor).slot(), specification)
+        return format(whole(tensor), specification)
 
     def whole(tensor: torch.Tensor, *_: Any, **__: Any) -> str:
-        return calls.marker(calls.record(str, (tensor,), text="str"), None)
+        return _shown(calls, tensor)
 
     def array(tensor: torch.Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
         if _known(calls, tensor, _numpy) is not None:
@@ -185,8 +186,30 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
     def truth(tensor: torch.Tensor) -> bool:
         return bool(item(tensor))
 
-    texts = {"__format__": text, "__str__": whole}
+    texts = {"__format__": text, "__str__": whole, "__repr__": whole}
     return {"__bool__": truth, "item": item, "numpy": numpy, "tolist": tolist, "__array__": array, **texts}
+
+
+def _shown(calls: HostCalls, tensor: torch.Tensor) -> str:
+    """What stands for ``str(tensor)`` until its values are there."""
+    grad_fn = tensor.grad_fn
+    history = (
+        f"grad_fn=<{type(grad_fn).__name__}>" if grad_fn is not None else "requires_grad=True" if tensor.requires_grad else ""
+    )
+    before = "Parameter containing:\n" if isinstance(tensor, torch.nn.Parameter) else ""
+    return calls.marker(calls.record(_text, (tensor, history, before), text="str"), None)
+
+
+def _text(tensor: torch.Tensor, history: str, before: str) -> str:
+    """The text of a tensor of a finished step, with the history that it had there."""
+    text = str(tensor)
+    if history:
+        inner = text.removeprefix(_BEGIN).removesuffix(")")
+        text = _BEGIN + _add_suffixes(inner, [history], len(_BEGIN), force_newline=False)
+    return before + text
+
+
+_BEGIN = "tensor("
 
 
 def _known(calls: HostCalls, tensor: torch.Tensor, read: Callable[[torch.Tensor], Any]) -> Known | None:

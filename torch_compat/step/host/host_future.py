@@ -35,6 +35,11 @@ from xlatrain.bridge.errors import is_user_file
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, slice)
 _WHOLE = 2**31 - 128  # fractions below it have a whole number of 32 bits
 _NOT_WHOLE = -_WHOLE
+_OF_ARRAYS = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "pow", "matmul", "__floordiv__")},
+    "div": operator.truediv, "remainder": operator.mod,
+}
+"""Methods of tensors that refuse arrays, which their operators take: torch's first, then NumPy's."""
 _PURE = frozenset(
     {
         *("all", "any", "argmax", "argmin", "argsort", "astype", "copy", "count", "cumsum", "flatten", "index", "item", "max"),
@@ -350,6 +355,8 @@ class HostFuture:
                 return func(*args, **kwargs)
         if _writes(func, kwargs) and any(is_traced(leaf) for leaf in leaves if type(leaf) is not HostFuture):
             raise deferred[0].refusal("a value that is computed on the host is written into a tensor of the step")
+        if not kwargs and len(args) == 2 and isinstance(args[1], np.ndarray):
+            func = _OF_ARRAYS.get(getattr(func, "__name__", ""), func)
         return deferred[0]._apply(func, *args, **(kwargs or {}))
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> HostFuture:

@@ -60,16 +60,16 @@ class Same:
 
 def mark(value: Any) -> Hashable:
     """The mark of a value that is held somewhere: numbers and texts by value, type and sign; objects by which one it is."""
-    kind = type(value)
+    kind = type(value)  # not its __class__: what stands for a number of the step passes for one
     if kind in _PLAIN:
         return (kind.__name__, value)
     if kind is float or kind is complex:
         return (kind.__name__, repr(value))
     if kind is tuple and len(value) <= 64:
         return ("tuple", tuple(map(mark, value)))
-    if isinstance(value, np.generic):
+    if issubclass(kind, np.generic):
         return (str(value.dtype), value.tobytes())
-    if isinstance(value, _EQUAL):
+    if issubclass(kind, _EQUAL):
         return (kind.__name__, repr(value))
     if kind is types.MethodType:
         return ("method", id(value.__func__), Same(value.__self__))
@@ -78,7 +78,7 @@ def mark(value: Any) -> Hashable:
 
 def same(now: Any, before: Any) -> bool:
     """Whether a value is the one of before: the same object, or an equal one of :data:`PLAIN`."""
-    return now is before or (isinstance(now, PLAIN) and mark(now) == mark(before))
+    return now is before or (issubclass(type(now), PLAIN) and mark(now) == mark(before))
 
 
 def look(value: Any) -> Hashable:
@@ -168,17 +168,17 @@ def contents(value: Any) -> Hashable:
 
 def inside(value: Any) -> Iterator[Any]:
     """The objects that an object holds: entries and attributes."""
-    if isinstance(value, dict | types.MappingProxyType):
+    if issubclass(type(value), dict | types.MappingProxyType):
         yield from list(value.values())
-    elif isinstance(value, list | tuple | set | frozenset | collections.deque | _VIEWS):
+    elif issubclass(type(value), list | tuple | set | frozenset | collections.deque | _VIEWS):
         yield from list(value)
-    elif isinstance(value, functools.partial):
+    elif issubclass(type(value), functools.partial):
         yield from (*value.args, *value.keywords.values())
-    elif isinstance(value, contextvars.ContextVar):
+    elif issubclass(type(value), contextvars.ContextVar):
         yield value.get(None)
-    elif isinstance(value, np.ndarray) and value.dtype.hasobject:
+    elif issubclass(type(value), np.ndarray) and value.dtype.hasobject:
         yield from value.ravel().tolist()
-    if isinstance(value, logging.Logger):
+    if issubclass(type(value), logging.Logger):
         return
     yield from list((attributes_of(value) or {}).values())
     yield from (getattr(value, name, None) for name in slots(type(value)))
@@ -186,11 +186,11 @@ def inside(value: Any) -> Iterator[Any]:
 
 def of_result(value: Any, depth: int = 0) -> Hashable:
     """The mark of what a function gives anew each time that it is called: containers by what is in them."""
-    if depth < 3 and isinstance(value, list | tuple | set | frozenset) and len(value) <= _FEW:
+    if depth < 3 and issubclass(type(value), list | tuple | set | frozenset) and len(value) <= _FEW:
         return (type(value).__name__, tuple(of_result(one, depth + 1) for one in value))
-    if depth < 3 and isinstance(value, dict) and len(value) <= _FEW:
+    if depth < 3 and issubclass(type(value), dict) and len(value) <= _FEW:
         return ("dict", tuple((mark(name), of_result(one, depth + 1)) for name, one in value.items()))
-    return _of_array(value) if isinstance(value, np.ndarray) else mark(value)
+    return _of_array(value) if issubclass(type(value), np.ndarray) else mark(value)
 
 
 def holds_the_same(holder: Any, copy: Any) -> bool:
@@ -198,17 +198,17 @@ def holds_the_same(holder: Any, copy: Any) -> bool:
 
     An array has the bytes of its copy, so that a NaN equals itself.
     """
-    if isinstance(holder, np.ndarray):
+    if issubclass(type(holder), np.ndarray):
         if holder.flags.c_contiguous and holder.dtype != object:
             return np.array_equal(holder.reshape(-1).view(np.uint8), copy.reshape(-1).view(np.uint8))
         return holder.tobytes() == copy.tobytes()
     if len(holder) != len(copy):
         return False
-    if isinstance(holder, Mapping):
+    if issubclass(type(holder), Mapping):
         if all(map(operator.is_, holder, copy)) and all(map(operator.is_, holder.values(), copy.values())):
             return True
         return _pairs(holder.items()) == _pairs(copy.items())
-    if isinstance(holder, set | frozenset):
+    if issubclass(type(holder), set | frozenset):
         return frozenset(map(mark, holder)) == frozenset(map(mark, copy))
     return all(map(operator.is_, holder, copy)) or all(
         mark(now) == mark(before) for now, before in zip(holder, copy, strict=True)

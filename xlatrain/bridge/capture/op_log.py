@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextvars
 import hashlib
 import traceback
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -97,9 +98,9 @@ class OpLog(OpMode):
         else:
             self._recorder.logs.remove(self)
         if self.outside and any(_UNSEEN in str(one) for one in (error, getattr(error, "__cause__", None))):
-            raise self._refusal(
-                self.outside[-1], traceback.extract_tb(trace)
-            ) from error  # among the last that were met; a retry takes the next one in
+            refusal = self._refusal(self.outside[-1], traceback.extract_tb(trace))
+            refusal.written = tuple(map(weakref.ref, reversed(self.outside)))  # nobody tells which
+            raise refusal from error
 
     def op(self, facts: OpFacts, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.note_call(*outline(facts, args, kwargs))
@@ -153,7 +154,7 @@ class OpLog(OpMode):
         )
         storage = tensor.untyped_storage()._cdata
         of_it = {id(one): one for one in self.outside if one.untyped_storage()._cdata == storage}
-        error.written = next(iter(of_it.values())) if len(of_it) == 1 else None
+        error.written = tuple(map(weakref.ref, of_it.values())) if len(of_it) == 1 else ()
         return error
 
     def digest(self, result: Any) -> str:

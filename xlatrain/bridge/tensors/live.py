@@ -50,6 +50,7 @@ _OF_AUTOGRAD = frozenset(
 )  # fmt: skip
 """Of these, what a captured step's Python asks about or does to the traced value, which is the one in its autograd graph."""
 _DETACHES = (_T.detach, torch.detach)
+_TEXTS = (_T.__repr__, _T.__format__)
 _NEVER = -1  # version of a tensor whose values have never been on the host
 _GET_GRAD = _T.grad.__get__
 _SET_GRAD = _T.grad.__set__
@@ -297,6 +298,8 @@ class _Live:
                 return owner.read_grad(name) if func == _GET_GRAD else owner.write_grad(name, args[1])
         if func in _DETACHES and (later := args[0]._live[0].detached_later(args[0])) is not None:
             return later
+        if func in _TEXTS:
+            return args[0]._text(func.__name__, *args[1:], **kwargs)
         if func in NEEDS_NO_VALUES and not (func in _OF_AUTOGRAD and args[0]._live[0]._traced is not None):
             if func == _T.requires_grad.__set__ or func is _T.requires_grad_:
                 args[0]._live[0].forms_changed += 1
@@ -315,6 +318,15 @@ class _Live:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._plain_copy().__reduce_ex__(protocol)
+
+    def _text(self: Any, asked: str, *args: Any, **kwargs: Any) -> str:
+        """What ``repr`` or ``format`` gives of an ordinary tensor; torch names other classes in it."""
+        owner, name = self._live
+        if asked == "__format__" and (self.ndim > 0 or type(self).__mro__[2] is not torch.Tensor):
+            return object.__format__(self, *args)
+        if owner._traced is not None and name in owner._traced:
+            return str(owner._traced[name]) if asked == "__repr__" else format(owner._traced[name], *args)
+        return getattr(_T, asked)(self._plain_copy(), *args, **kwargs)
 
     def _plain_copy(self) -> torch.Tensor:
         """An ordinary tensor or parameter with the current values."""
