@@ -205,15 +205,17 @@ class MeshStepRunner:
         return outcome
 
     def _take_in(self, error: BridgeError) -> bool:
-        """Put a tensor of the host that a step writes to in place on the mesh; False where there is none, or it cannot be there."""
+        """Put a tensor of the host that a step writes to in place on the mesh; False where none can be there."""
         let_go(error)
         gc.collect()  # most of what the step's run made is gone
         there = [one for written in error.written if (one := written()) is not None]
         if any(self.model.take_in(one) for one in there if one.ndim > 0):
             return True
         again, self._not_taken_in = str(error) == self._not_taken_in, str(error)
-        # those without dims may be constants of the run itself, and the next run has others
-        return not again and any([self.model.take_in(one) for one in there if one.ndim == 0])
+        if again:  # those without dims may be constants of the run itself, and each run has others
+            return False
+        taken = [self.model.take_in(one) for one in there if one.ndim == 0]
+        return any(taken)
 
     def _held(self, step: MeshStep, program: CachedProgram, guarded: Guarded) -> bool:
         """Whether the outcomes of a step that ran were those for which its program was made; this waits for it.

@@ -191,7 +191,7 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
 
 
 def _shown(calls: HostCalls, tensor: torch.Tensor) -> str:
-    """What stands for ``str(tensor)`` until its values are there."""
+    """The text that stands for ``str(tensor)`` until its values are there."""
     grad_fn = tensor.grad_fn
     history = (
         f"grad_fn=<{type(grad_fn).__name__}>" if grad_fn is not None else "requires_grad=True" if tensor.requires_grad else ""

@@ -37,7 +37,8 @@ _WHOLE = 2**31 - 128  # fractions below it have a whole number of 32 bits
 _NOT_WHOLE = -_WHOLE
 _OF_ARRAYS = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "pow", "matmul", "__floordiv__")},
-    "div": operator.truediv, "remainder": operator.mod,
+    "div": operator.truediv,
+    "remainder": operator.mod,
 }
 """Methods of tensors that refuse arrays, which their operators take: torch's first, then NumPy's."""
 _PURE = frozenset(

@@ -53,6 +53,10 @@ class UpdateCall:
     names: tuple[str, ...]
 
 
+def _nothing() -> None:
+    """Nothing is left to be done."""
+
+
 @dataclass
 class OptimizerTrace:
     """The findings of one capture about optimizers.
@@ -71,7 +75,7 @@ class OptimizerTrace:
     plan: HostPlan = field(default_factory=HostPlan)
     layouts: dict[int, Layouts] = field(default_factory=dict)
     states: dict[InlineKey, torch.Tensor] = field(default_factory=dict)
-    finish: Callable[[], None] = field(default=lambda: None, repr=False)
+    finish: Callable[[], None] = field(default=_nothing, repr=False)
     collectors: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def collect(self) -> list[torch.Tensor]:
@@ -145,7 +149,10 @@ class TracedOptimizers:
             members = [member for one in self._inline.values() for member in one.holders]
             stack.enter_context(stray_steps_refused([*self._optimizers, *members], _refuse))
             capture.trace.finish = capture.finish
-            yield capture.trace
+            try:
+                yield capture.trace
+            finally:
+                capture.trace.finish = _nothing  # the capture holds the run
 
 
 class _Capture:

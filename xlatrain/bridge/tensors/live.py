@@ -320,7 +320,7 @@ class _Live:
         return self._plain_copy().__reduce_ex__(protocol)
 
     def _text(self: Any, asked: str, *args: Any, **kwargs: Any) -> str:
-        """What ``repr`` or ``format`` gives of an ordinary tensor; torch names other classes in it."""
+        """The text that ``repr`` or ``format`` gives of an ordinary tensor; torch names other classes in it."""
         owner, name = self._live
         if asked == "__format__" and (self.ndim > 0 or type(self).__mro__[2] is not torch.Tensor):
             return object.__format__(self, *args)
