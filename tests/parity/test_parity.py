@@ -328,6 +328,7 @@ RAISING_CASES = (
 
 # Cases that cannot be compiled, and what the run report must say about them; all others must be compiled.
 EAGER_CASES = {
+    "a_tensor_beside_the_module_is_asked_and_written": "it writes in place to a tensor",
     "slopes_that_values_count": "torch draws for rrelu as many numbers as the values of its operands say",
     "fabric_loop_that_skips_batches_that_raise": "the step raises ValueError: a batch of another size",
     "fabric_loop_that_skips_batches_that_raise_compiled": "the step raises ValueError: a batch of another size",
@@ -417,6 +418,7 @@ def test_one_program_whatever_masks_select(script: str, case: str, backend: Back
 
 # What the first step stores makes a program for it and one for the others, with validation two more; a window one a length.
 PROGRAMS = {
+    ("asked", "said_in_each_step"): [1],
     ("masked_rows", "rows_for_as_many_places"): [2],
     ("wild", "stored_by_the_first_step"): [2, 4, 4, 2, 2],
     ("wild", "windows_of_losses"): [3, 3, 3],

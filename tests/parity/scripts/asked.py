@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import asked_of_the_step  # noqa: F401
+import asked_texts  # noqa: F401
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F

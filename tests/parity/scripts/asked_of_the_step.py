@@ -266,38 +266,6 @@ def whole_numbers_of_more_than_32_bits(run: Run) -> None:
 
 
 @case
-def texts_of_tensors(run: Run) -> None:
-    """In a step, with what it has seen of gradients, and of parameters and buffers in a hook."""
-
-    class Telling(Branching):
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            self.layer.bias.data.fill_(0.25)
-            self.seen += [
-                f"{self.mean} {self.mean:.2f} {[self.mean]}",
-                f"{self.layer.bias}",
-                str(self.layer.bias),
-                repr(self.mean),
-            ]
-
-    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
-        half = (h * 0 + 0.5).mean()
-        three = (y[:3] * 0).double() + 3
-        self.seen += [f"{half} {half.detach()} {half:.3f}", str(half), [half], f"{half!r} {[half.detach()]}", f"{three}"]
-        self.seen += [
-            f"{self.mean + 1} {self.mean} {self.mean:.1f}",
-            f"{(h * 0 + 1.5)[:2]}",
-            repr((y > 99).sum()),
-            f"{(y > 99).any()}",
-        ]
-        self.seen = [one if isinstance(one, str) else f"{one}" for one in self.seen]
-        return F.mse_loss(h, y)
-
-    model = Telling(loss_of)
-    run.fit(model, run.trainer(max_epochs=2), run.loader(*pairs()))
-    run.note("texts", model.seen)
-
-
-@case
 def losses_of_one_row(run: Run) -> None:
     shapes = []
 
@@ -327,24 +295,6 @@ def arrays_and_numbers_of_numpy_are_kept(run: Run) -> None:
     model = Branching(loss_of)
     run.fit(model, run.trainer(max_epochs=2), run.loader(*pairs()))
     run.note("kept", [type(model.hits).__name__, int(model.hits), [numbers(one) for one in model.seen]])
-
-
-OUTSIDE = torch.tensor([1.0, 2.0])
-
-
-@case
-def a_tensor_beside_the_module_is_asked_and_written(run: Run) -> None:
-    """Which of the tensors that the step meets is written is not told; a constant that torch makes of a number is none."""
-
-    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
-        count = int(OUTSIDE.max().item())
-        if self.trainer.global_step % 2:
-            OUTSIDE[0] = 3.0
-        return F.mse_loss(torch.cat([h[:count], h[count:] * 0.5]), y)
-
-    OUTSIDE[:] = torch.tensor([1.0, 2.0])
-    fit(run, loss_of)
-    run.note("outside", OUTSIDE.tolist())
 
 
 @case

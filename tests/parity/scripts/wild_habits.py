@@ -462,3 +462,22 @@ def attention_by_kernels_that_are_named(run: Run) -> None:
             return loss
 
     run.fit(Net(), run.trainer(max_epochs=2), run.loader(*class_data(64)))
+
+
+BESIDE = torch.tensor([1.0, 2.0])
+
+
+@case
+def a_tensor_beside_the_module_is_asked_and_written(run: Run) -> None:
+    """Which of the tensors that the step meets is written is not told; a constant that torch makes of a number is none."""
+
+    class Net(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            count = int(BESIDE.max().item())
+            if self.global_step % 2:
+                BESIDE[0] = 3.0
+            return super().training_step(batch, batch_idx) * count
+
+    BESIDE[:] = torch.tensor([1.0, 2.0])
+    run.fit(Net(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+    run.note("beside", BESIDE.tolist())

@@ -18,6 +18,8 @@ from torch_compat.step.effects.recorder import EffectRecorder
 from torch_compat.step.host.callback_queue import PendingCalls, StepCalls
 from torch_compat.step.host.calls import HostCall, HostCalls
 from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.percent import percent
+from torch_compat.step.host.streams import RecordedStream
 from torch_compat.step.values.user_objects import containers_around
 from xlatrain.bridge.errors import CaptureError
 
@@ -191,3 +193,51 @@ def test_draws_texts_and_changing_numbers_are_those_of_each_step(monkeypatch: py
     assert random.random() == expected_python.random()
     assert trainer.executor.steps is not None
     assert trainer.executor.steps.log.variants <= 4  # odd and even, before and after the rate became an input
+
+
+def test_texts_by_percent_are_made_after_the_step() -> None:
+    calls = HostCalls()
+    value: Any = HostFuture(calls, calls.record(lambda: 2.5, text="two and a half"), like=0.0)
+    text = percent("%5.2f is %s, or %d%%", (value, value, value), is_said=False)
+    slot: Any = calls.text_slot(text)
+    assert slot.find(results_of(calls)) == " 2.50 is 2.5, or 2%"
+    named: Any = calls.text_slot(percent("%(x).1f and %(y)s", {"x": value, "y": "that"}, is_said=False))
+    assert named.find(results_of(calls)) == "2.5 and that"
+    with pytest.raises(TypeError, match="not all arguments converted"):
+        percent("%s", (value, value), is_said=False)
+    assert percent("%d of %s", (1, "two"), is_said=True) == "1 of two"
+
+
+@pytest.mark.parametrize(
+    "look", [lambda text: text.rjust(9), lambda text: text[:2], lambda text: f"{text:>9}", lambda text: text == "2"]
+)
+def test_a_text_that_is_looked_at_makes_a_step_eager(look: Any) -> None:
+    class Looking(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+            self.found: list[Any] = []
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            loss = self.layer(batch).mean() * 0 + 2
+            text = f"{loss.detach():.0f}"
+            print(text)
+            self.found.append(look(text))
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    model = Looking()
+    options: Any = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    Trainer(max_epochs=1, accelerator="cpu", devices=1, **options).fit(model, DataLoader(torch.ones(2, 2), 1))
+    assert model.found == [look("2")] * 2
+
+
+def test_streams_say_after_the_step_what_the_users_code_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    calls = HostCalls()
+    stream = RecordedStream("stdout", calls)
+    stream.write("later")
+    assert not capsys.readouterr().out and len(calls.calls) == 1
+    results_of(calls)
+    assert capsys.readouterr().out == "later"

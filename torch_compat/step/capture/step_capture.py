@@ -223,6 +223,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         scaling = None if inputs.scaler is None else LossScaling(inputs.scaler, *scale)
         tracer = ScalarTracer(inputs.host_values, wholes, fractions, scaling, arrays)
         tracer.watches_draws = inputs.watches_draws
+        tracer.calls = trace.calls
         trace.scalars = tracer.plan
         values = {
             name: standing_for(value.detach().requires_grad_(flags[name]), param)

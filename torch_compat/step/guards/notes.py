@@ -9,6 +9,9 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+from torch_compat.step.host.calls import check_not_looked_at
+from torch_compat.step.host.percent import percent
+from torch_compat.step.host.said import is_recording, said
 from xlatrain.bridge.errors import CaptureError, user_line
 
 
@@ -58,6 +61,11 @@ class _Receiver:
         self.observer: Observer | None = None
         self.thread = 0
         self.busy = False
+        self.is_said = False  # whether the function that is about to be called notes all that it is given
+
+
+_KEEPS_TEXT = ("join", "format")
+"""Methods of texts that put them into others as they are."""
 
 
 class Notes:
@@ -97,10 +105,18 @@ class Notes:
 
     def attribute(self, owner: Any, name: str) -> Any:
         self._tell("attribute", owner, name)
+        if name not in _KEEPS_TEXT:
+            check_not_looked_at(owner)
         return owner
+
+    def looks(self, value: Any) -> Any:
+        self._tell("value", value)
+        check_not_looked_at(value)
+        return value
 
     def entry(self, holder: Any, key: Any) -> Any:
         self._tell("entry", holder, key)
+        check_not_looked_at(holder)
         chosen = getattr(type(key), "entry_of", None)  # a number that later steps know anew
         return holder[key] if chosen is None else chosen(key, holder)
 
@@ -135,6 +151,20 @@ class Notes:
         variables = around[1] if len(around) > 1 and around[1] is not None else frame.f_locals
         self._tell("source", source, names, variables)
         return source, *around
+
+    def saying(self, function: Any) -> Any:
+        """The note of a call, see :meth:`call`, of a function that is given texts."""
+        receiver = self._receiver
+        if receiver.observer is not None and threading.get_ident() == receiver.thread:
+            receiver.is_said = not self._of_library and is_recording(function)
+        return self.call(function)
+
+    def said(self, value: Any) -> Any:
+        return said(value) if self._receiver.is_said and threading.get_ident() == self._receiver.thread else value
+
+    def formats(self, template: str, values: Any, is_argument: bool) -> str:
+        is_said = is_argument and self._receiver.is_said and threading.get_ident() == self._receiver.thread
+        return percent(template, values, is_said=is_said)
 
     def contains(self, item: Any, holder: Any) -> Any:
         self._tell("member", item, holder)

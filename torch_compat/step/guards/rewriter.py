@@ -20,10 +20,23 @@ _READ_WHOLE: dict[type[ast.AST], tuple[str, ...]] = {
     ast.comprehension: ("iter", "ifs"),
     ast.withitem: ("context_expr",),
     ast.Match: ("subject",),
-    **dict.fromkeys((ast.Starred, ast.FormattedValue, ast.YieldFrom), ("value",)),
+    **dict.fromkeys((ast.Starred, ast.YieldFrom), ("value",)),
 }
 """Nodes, and the parts of them of which all may be read."""
 _LOAD = ast.Load()
+_AS_IT_IS = -1  # the conversion of f"{x}"
+_ARGUMENT = "is_argument"
+"""The attribute of a text's node that is an argument of a call."""
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Whether an expression formats values into a text: ``f"{x}"``, ``"%d" % x``, ``"{}".format(x)``."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+    if isinstance(node, ast.Call):
+        owner = node.func.value if isinstance(node.func, ast.Attribute) and node.func.attr == "format" else None
+        return isinstance(owner, ast.Constant) and isinstance(owner.value, str)
+    return isinstance(node, ast.JoinedStr)
 
 
 class Rewriter(ast.NodeTransformer):
@@ -46,11 +59,11 @@ class Rewriter(ast.NodeTransformer):
                     ast.copy_location(arg, place)
         return call
 
-    def _value(self, node: ast.expr) -> ast.expr:
+    def _value(self, node: ast.expr, name: str = "value") -> ast.expr:
         """``node``, of which all may be read; its parts have been visited."""
         plain = (ast.Constant, ast.Compare, ast.JoinedStr, ast.Lambda, ast.FormattedValue)
         negated = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
-        return node if isinstance(node, plain) or negated else self._note("value", node)
+        return node if isinstance(node, plain) or negated else self._note(name, node)
 
     def _mangled(self, name: str) -> str:
         if name.startswith("__") and not name.endswith("__") and self._classes and self._classes[-1].strip("_"):
@@ -149,14 +162,40 @@ class Rewriter(ast.NodeTransformer):
         function = node.func
         own = isinstance(function, ast.Name) and function.id in _OF_THE_FRAME
         own |= isinstance(function, ast.Name) and function.id in _OF_THE_FRAME_ALONE and not node.args
+        texts = [one for one in node.args if _is_text(one)]
+        for one in texts:
+            setattr(one, _ARGUMENT, True)
         self.generic_visit(node)
+        if hasattr(node, _ARGUMENT):  # "{}".format(…)
+            node.args = [one if isinstance(one, ast.Starred) else self._note("said", one) for one in node.args]
         if not own:
-            node.func = self._note("call", node.func)
+            node.func = self._note("saying" if texts else "call", node.func)
         elif isinstance(function, ast.Name) and function.id in _OF_SOURCE and node.args:
             node.args = [ast.copy_location(ast.Starred(self._note("source", *node.args), ast.Load()), node)]
         for keyword in node.keywords:
             if keyword.arg is None:
                 keyword.value = self._value(keyword.value)
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        self.generic_visit(node)
+        if not _is_text(node):
+            return node
+        is_argument = ast.Constant(hasattr(node, _ARGUMENT))
+        return ast.copy_location(self._note("formats", node.left, node.right, is_argument), node)
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
+        is_sized = node.format_spec is not None or node.conversion != _AS_IT_IS
+        super().generic_visit(node)
+        node.value = self._value(node.value, "looks" if is_sized else "value")
+        return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
+        self.generic_visit(node)
+        if hasattr(node, _ARGUMENT):
+            for one in node.values:
+                if isinstance(one, ast.FormattedValue):
+                    one.value = self._note("said", one.value)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> Any:
@@ -166,8 +205,8 @@ class Rewriter(ast.NodeTransformer):
             return asked if isinstance(node.ops[0], ast.In) else ast.copy_location(ast.UnaryOp(ast.Not(), asked), node)
         if all(isinstance(one, ast.Is | ast.IsNot) for one in node.ops):
             return node
-        node.left = self._value(node.left)
-        node.comparators = [self._value(one) for one in node.comparators]
+        node.left = self._value(node.left, "looks")
+        node.comparators = [self._value(one, "looks") for one in node.comparators]
         return node
 
     def visit_Dict(self, node: ast.Dict) -> Any:

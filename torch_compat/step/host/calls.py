@@ -79,6 +79,27 @@ class UnhashableError(CaptureError, TypeError):
     """A number that only the running step knows is asked for its hash."""
 
 
+def holds_marker(text: str) -> bool:
+    """Whether something stands in a text for a value of the step."""
+    return _MARK in text
+
+
+def check_not_looked_at(text: Any) -> None:
+    """To be called before a step's Python looks at what may be a text, or at how long it is.
+
+    Raises:
+        CaptureError: a value that comes later is formatted into it.
+    """
+    if type(text) is str and _MARK in text:
+        raise CaptureError(f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: {_USES_TEXT}")
+
+
+_USES_TEXT = (
+    "it formats the value of a tensor into a text and then uses the text otherwise than by printing, logging, storing or "
+    "returning it.\n  Fix: format values in a hook such as on_train_batch_end."
+)
+
+
 @dataclass
 class HostCalls:
     """Records the host calls of one capture.
@@ -193,10 +214,7 @@ class HostCalls:
                 looked at it.
         """
         if len(self._used_texts) < len(self._texts):
-            raise CaptureError(
-                "the step cannot be captured: it formats the value of a tensor into a text and then uses the text otherwise than "
-                "by printing, logging, storing or returning it.\n  Fix: format values in a hook such as on_train_batch_end."
-            )
+            raise CaptureError(f"the step cannot be captured: {_USES_TEXT}")
 
 
 def _selected(rows: torch.Tensor, valid: torch.Tensor, axis: int) -> torch.Tensor:

@@ -18,13 +18,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch._tensor_str import _add_suffixes
 from torch.utils.data import DataLoader
 
+from torch_compat.core.module_logging import LoggingMembers
 from torch_compat.step.host.calls import HostCalls, is_traced
 from torch_compat.step.host.host_future import HostFuture, Known
+from torch_compat.step.host.said import recording
+from torch_compat.step.host.streams import RecordedStream, is_asked_by_user
 from xlatrain.bridge.capture.generation.uncut import Uncut
 from xlatrain.bridge.errors import is_user_file
 from xlatrain.bridge.patches import patched
@@ -36,7 +40,9 @@ _LOGGING = ("debug", "info", "warning", "error", "critical", "log", "exception")
 @contextlib.contextmanager
 def recording_host_functions(calls: HostCalls) -> Iterator[None]:
     """Record calls by the user's code of these functions in the block."""
-    functions: list[tuple[Any, str, Any]] = [(builtins, "print", _recorded(calls, builtins.print, "print"))]
+    functions: list[tuple[Any, str, Any]] = [(builtins, "print", _recorded(calls, builtins.print, "print", _as_texts))]
+    functions.append((LoggingMembers, "print", _of_module(calls, LoggingMembers.print)))
+    functions += [(sys, name, RecordedStream(name, calls)) for name in ("stdout", "stderr") if getattr(sys, name) is not None]
     functions += [(owner, "open", _reading_only(calls, owner.open)) for owner in (builtins, io)]
     for name in _LOGGING:
         functions.append((logging.Logger, name, _recorded(calls, getattr(logging.Logger, name), f"logging.{name}")))
@@ -53,19 +59,40 @@ def recording_host_functions(calls: HostCalls) -> Iterator[None]:
         yield
 
 
-def _recorded(calls: HostCalls, function: Callable[..., Any], text: str) -> Callable[..., Any]:
-    """``function``, recorded where the user's own code calls it; a library's call while capturing is a library's business."""
+def _recorded(
+    calls: HostCalls, function: Callable[..., Any], text: str, takes: Callable[[Any], Any] | None = None
+) -> Callable[..., Any]:
+    """``function``, recorded where the user's own code calls it; a library's call while capturing is a library's business.
+
+    Args:
+        takes: what it is given in place of its positional arguments.
+    """
 
     thread = threading.get_ident()
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> None:
-        if threading.get_ident() == thread and is_user_file(sys._getframe(1).f_code.co_filename):
-            calls.record(function, args, kwargs, text=text)
+        if threading.get_ident() == thread and is_asked_by_user(sys._getframe(1)):
+            calls.record(function, args if takes is None else takes(args), kwargs, text=text)
         else:
             function(*args, **kwargs)
 
-    return call
+    return recording(call)
+
+
+def _as_texts(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of ``print``: tensors, and containers of some, as their texts, which tell their history."""
+    return tuple(str(one) if any(map(is_traced, pytree.tree_leaves(one))) else one for one in args)
+
+
+def _of_module(calls: HostCalls, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``self.print``, which prints above a progress bar."""
+
+    @functools.wraps(function)
+    def call(module: Any, *args: Any, **kwargs: Any) -> None:
+        calls.record(functools.partial(function, module), _as_texts(args), kwargs, text="self.print")
+
+    return recording(call)
 
 
 def _decoding(calls: HostCalls, decode: Callable[..., Any]) -> Callable[..., Any]:

@@ -322,6 +322,10 @@ class HostFuture:
         """``function``, which has no result but its value, of arguments in which it is."""
         return self._apply(function, *args, **kwargs)
 
+    def text_by(self, function: Callable[..., str], *before: Any) -> str:
+        """The text that stands for ``function(*before, value)`` until the value is there."""
+        return self._calls.marker(self._apply(function, *before, self).slot(), None)
+
     def call_later(self, function: Callable[..., Any], *args: Any, text: str) -> None:
         """Have ``function`` called when the step has run, with what the arguments are then."""
         slot = self._calls.record(function, args, text=text, state=None)

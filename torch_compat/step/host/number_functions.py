@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.step.host.arrays import HostArray, of_numbers
-from torch_compat.step.host.calls import is_traced
+from torch_compat.step.host.calls import check_not_looked_at, is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.offsets import width
 from torch_compat.step.host.scalars import HostScalar
@@ -194,6 +194,8 @@ def as_int(*args: Any) -> Any:
 
 def length_of(*args: Any) -> Any:
     """``len(*args)`` in a captured step: of rows that a mask selects a value that comes later."""
+    if len(args) == 1:
+        check_not_looked_at(args[0])
     return args[0].size(0) if len(args) == 1 and type(args[0]) is MaskedRows else len(*args)
 
 

@@ -28,12 +28,14 @@ from torch_compat.step.host.factors import for_each, is_of_lists, multiplied
 from torch_compat.step.host.holders import HASHED_BY_VALUE, HOLDERS, numbers_in, text_of
 from torch_compat.step.host.host_values import Expression, HostValues
 from torch_compat.step.host.offsets import Offset, moved
+from torch_compat.step.host.said import Said
 from torch_compat.step.host.scalar_plan import SLOTS, ArrayForm, ArraysWantedError, Guard, ScalarPlan
 from xlatrain.bridge.capture.recorded.tape import is_written
 from xlatrain.bridge.errors import CaptureError, user_line
 
 if TYPE_CHECKING:
     from torch_compat.plugins.loss_scaling import LossScaling
+    from torch_compat.step.host.calls import HostCalls
     from torch_compat.step.host.draws import DrawRecorder
 
 
@@ -49,6 +51,7 @@ class ScalarTracer:
     Attributes:
         recorder: notes what is drawn; None before and after the user's Python.
         watches_draws: whether draws by functions that somebody imported by name are looked for.
+        calls: what the step does on the host; None where nothing is noted.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class ScalarTracer:
         self.plan = ScalarPlan()
         self.recorder: DrawRecorder | None = None
         self.watches_draws = False
+        self.calls: HostCalls | None = None
         self._env = host_values
         self._late: dict[str, int | float] = {}
         self._inputs = {"wholes": wholes, "fractions": fractions}
@@ -427,6 +431,11 @@ class HostScalar:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._exact(), name)
+
+    def to_say(self) -> Any:
+        """The number as it is formatted in a text that is said after each step."""
+        calls = self._tracer.calls
+        return self if calls is None else Said(self, calls)
 
     def item(self) -> Any:
         """The number itself (numpy's and torch's way to ask for it)."""

@@ -1,0 +1,77 @@
+"""Texts that a step's Python makes of values which only the running step knows, and of counters."""
+
+# ruff: noqa: UP031, UP032
+# Python's older ways to format are what some of these are about.
+
+from __future__ import annotations
+
+import io
+import logging
+import pprint
+import sys
+from typing import Any
+
+import torch.nn.functional as F
+from asked_of_the_step import Branching, pairs
+from recording import Run, case
+from torch import Tensor
+
+
+@case
+def texts_of_tensors(run: Run) -> None:
+    """In a step, with what it has seen of gradients, and of parameters and buffers in a hook."""
+
+    class Telling(Branching):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.layer.bias.data.fill_(0.25)
+            self.seen += [
+                f"{self.mean} {self.mean:.2f} {[self.mean]}",
+                f"{self.layer.bias}",
+                str(self.layer.bias),
+                repr(self.mean),
+            ]
+
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        half = (h * 0 + 0.5).mean()
+        three = (y[:3] * 0).double() + 3
+        self.seen += [f"{half} {half.detach()} {half:.3f}", str(half), [half], f"{half!r} {[half.detach()]}", f"{three}"]
+        self.seen += [
+            f"{self.mean + 1} {self.mean} {self.mean:.1f}",
+            f"{(h * 0 + 1.5)[:2]}",
+            repr((y > 99).sum()),
+            f"{(y > 99).any()}",
+        ]
+        self.seen = [one if isinstance(one, str) else f"{one}" for one in self.seen]
+        return F.mse_loss(h, y)
+
+    model = Telling(loss_of)
+    run.fit(model, run.trainer(max_epochs=2), run.loader(*pairs()))
+    run.note("texts", model.seen)
+
+
+@case
+def said_in_each_step(run: Run) -> None:
+    """By ``print``, ``self.print``, loggers and streams: one program, whose counters are those of each step."""
+    logger, stream = logging.getLogger("asked_texts"), io.StringIO()
+    logger.addHandler(logging.StreamHandler(stream))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(h, y)
+        half, step = (h * 0 + 0.5).mean(), self.trainer.global_step
+        print(f"step {step:03d} of {self.current_epoch}: {half:.2f}", [half.detach()], half, step)
+        self.print("%d of %5d: %.2f %s %r" % (step, self.current_epoch, half, half.detach(), half.item()))
+        print("{} of {:>4}: {:.2f}".format(step, self.current_epoch, half), "%(a)s %(b).1f%%" % {"a": step, "b": half})
+        logger.info(f"info {step} {half:.2f}")
+        logger.info("%d%% %s", step, "done")
+        sys.stdout.write(f"written in {step}\n")
+        pprint.pprint({"a": 1})
+        return loss
+
+    before, sys.stdout = sys.stdout, io.StringIO()
+    try:
+        run.fit(Branching(loss_of), run.trainer(max_epochs=2), run.loader(*pairs()))
+        run.note("said", [sys.stdout.getvalue(), stream.getvalue()])
+    finally:
+        sys.stdout = before
