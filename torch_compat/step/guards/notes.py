@@ -168,6 +168,7 @@ class Notes:
 
     def contains(self, item: Any, holder: Any) -> Any:
         self._tell("member", item, holder)
+        check_not_looked_at(holder)
         asked = getattr(type(item), "is_in", None)
         return item in holder if asked is None else asked(item, holder)
 

@@ -42,7 +42,8 @@ def recording_host_functions(calls: HostCalls) -> Iterator[None]:
     """Record calls by the user's code of these functions in the block."""
     functions: list[tuple[Any, str, Any]] = [(builtins, "print", _recorded(calls, builtins.print, "print", _as_texts))]
     functions.append((LoggingMembers, "print", _of_module(calls, LoggingMembers.print)))
-    functions += [(sys, name, RecordedStream(name, calls)) for name in ("stdout", "stderr") if getattr(sys, name) is not None]
+    streams = {name: RecordedStream(name, calls) for name in ("stdout", "stderr") if getattr(sys, name) is not None}
+    functions += [(sys, name, stream) for name, stream in streams.items()]
     functions += [(owner, "open", _reading_only(calls, owner.open)) for owner in (builtins, io)]
     for name in _LOGGING:
         functions.append((logging.Logger, name, _recorded(calls, getattr(logging.Logger, name), f"logging.{name}")))
@@ -56,7 +57,11 @@ def recording_host_functions(calls: HostCalls) -> Iterator[None]:
         functions.append((FakeTensor, name, _outside_of_torch(method, getattr(FakeTensor, name))))  # what a step computes with,
         functions.append((FunctionalTensor, name, method))  # and where it could not be recorded
     with patched(functions):
-        yield
+        try:
+            yield
+        finally:
+            for stream in streams.values():
+                stream.end()
 
 
 def _recorded(

@@ -14,7 +14,7 @@ from torch_compat.step.host.said import recording
 from xlatrain.bridge.errors import is_user_file
 
 _OURS = f"{Path(__file__).parents[2]}/"
-_PASSES_ON = (rank_zero.__file__, "/tqdm/std.py", "/pprint.py", f"{_OURS}step/guards/called_functions.py")
+_PASSES_ON = (rank_zero.__file__, "/tqdm/std.py", "/pprint.py", f"{_OURS}step/guards/called_functions.py", __file__)
 """Files of functions that write what they are given."""
 
 
@@ -41,7 +41,7 @@ class RecordedStream:
         self._name = name
         self._stream = getattr(sys, name)
         self._calls = calls
-        self._thread = threading.get_ident()
+        self._thread: int | None = threading.get_ident()
 
     @recording
     def write(self, text: str) -> int:
@@ -57,6 +57,10 @@ class RecordedStream:
         else:
             return self._stream.write(text)
         return len(text)
+
+    def end(self) -> None:
+        """The capture is over: who has kept this writes to the stream itself."""
+        self._thread = None
 
     def writelines(self, lines: Any) -> None:
         """Write each of ``lines``, see :meth:`write`."""
