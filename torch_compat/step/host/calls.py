@@ -121,6 +121,7 @@ class HostCalls:
     asked: AskedValues | None = None
     _texts: list[tuple[ValueSlot, str | None]] = field(default_factory=list)
     _used_texts: set[int] = field(default_factory=set)
+    _may_be_dropped: set[int] = field(default_factory=set)
 
     def record(
         self,
@@ -166,9 +167,15 @@ class HostCalls:
         where = user_line(traceback.extract_stack()) or "the step"
         return UnhashableError(f"{where}\n  cannot be captured: {reason}.\n  Fix: {fix}.")
 
-    def marker(self, slot: ValueSlot, specification: str | None) -> str:
-        """A text that stands for a formatted value until it reaches a call, a container or a result."""
+    def marker(self, slot: ValueSlot, specification: str | None, *, may_be_dropped: bool = False) -> str:
+        """A text that stands for a formatted value until it reaches a call, a container or a result.
+
+        Args:
+            may_be_dropped: also where it reaches none, nobody has looked at it.
+        """
         self._texts.append((slot, specification))
+        if may_be_dropped:
+            self._may_be_dropped.add(len(self._texts) - 1)
         return f"{_MARK}{len(self._texts) - 1}{_END}"
 
     def text_slot(self, text: str) -> ComputedSlot | str:
@@ -180,6 +187,7 @@ class HostCalls:
         for other in others:
             number, _, rest = other.partition(_END)
             self._used_texts.add(int(number))
+            self.used.add(self._texts[int(number)][0].index)
             parts += [self._texts[int(number)], *([rest] if rest else [])]
         return ComputedSlot("results", functools.partial(_joined, parts), repr(parts))
 
@@ -213,7 +221,7 @@ class HostCalls:
             CaptureError: a text with a value in it was neither passed to a call nor kept, so that the step's Python must have
                 looked at it.
         """
-        if len(self._used_texts) < len(self._texts):
+        if len(self._used_texts | self._may_be_dropped) < len(self._texts):
             raise CaptureError(f"the step cannot be captured: {_USES_TEXT}")
 
 

@@ -202,10 +202,7 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
     def text(tensor: torch.Tensor, specification: str = "") -> str:
         if tensor.ndim == 0 and not isinstance(tensor, torch.nn.Parameter):
             return calls.marker(item(tensor).slot(), specification)
-        return format(whole(tensor), specification)
-
-    def whole(tensor: torch.Tensor, *_: Any, **__: Any) -> str:
-        return _shown(calls, tensor)
+        return object.__format__(tensor, specification)  # which takes none
 
     def array(tensor: torch.Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
         if _known(calls, tensor, _numpy) is not None:
@@ -218,18 +215,21 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
     def truth(tensor: torch.Tensor) -> bool:
         return bool(item(tensor))
 
-    texts = {"__format__": text, "__str__": whole, "__repr__": whole}
+    # torch puts arguments into errors that it, or who asks it, catches
+    shown = functools.partial(_shown, calls, may_be_dropped=True)
+    texts = {"__format__": text, "__str__": lambda tensor: _shown(calls, tensor), "__repr__": lambda tensor, **_: shown(tensor)}
     return {"__bool__": truth, "item": item, "numpy": numpy, "tolist": tolist, "__array__": array, **texts}
 
 
-def _shown(calls: HostCalls, tensor: torch.Tensor) -> str:
+def _shown(calls: HostCalls, tensor: torch.Tensor, *, may_be_dropped: bool = False) -> str:
     """The text that stands for ``str(tensor)`` until its values are there."""
     grad_fn = tensor.grad_fn
     history = (
         f"grad_fn=<{type(grad_fn).__name__}>" if grad_fn is not None else "requires_grad=True" if tensor.requires_grad else ""
     )
     before = "Parameter containing:\n" if isinstance(tensor, torch.nn.Parameter) else ""
-    return calls.marker(calls.record(_text, (tensor, history, before), text="str"), None)
+    slot = calls.record(_text, (tensor, history, before), text="str", pure=True)
+    return calls.marker(slot, None, may_be_dropped=may_be_dropped)
 
 
 def _text(tensor: torch.Tensor, history: str, before: str) -> str:
