@@ -24,6 +24,8 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch._tensor_str import _add_suffixes
 from torch.utils.data import DataLoader
 
+import torch_compat
+import xlatrain
 from torch_compat.core.module_logging import LoggingMembers
 from torch_compat.step.host.calls import HostCalls, is_traced
 from torch_compat.step.host.host_future import HostFuture, Known
@@ -157,16 +159,25 @@ _BETWEEN = frozenset(
 
 
 def _outside_of_torch(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """``method``, but ``original`` where torch itself calls it: a graph is made of fake tensors too."""
+    """``method``, but ``original`` where torch itself calls it: a graph is made of fake tensors too.
+
+    Torch also asks for the texts of what we have given it, for errors that we catch.
+    """
 
     @functools.wraps(original)
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        inside = sys._getframe(1).f_code.co_filename.startswith(_INSIDE_TORCH)
+        frame: Any = sys._getframe(1)
+        while frame.f_code is call.__code__:  # of a capture around this one
+            frame = frame.f_back
+        file = frame.f_code.co_filename
+        inside = file.startswith(_INSIDE_TORCH) or (method.__name__ == _REPR and file.startswith(_OURS) and file != __file__)
         return (original if inside else method)(tensor, *args, **kwargs)
 
     return call
 
 
+_REPR = "__repr__"
+_OURS = tuple(f"{Path(root).parent}/" for root in (vars(torch_compat)["__file__"], vars(xlatrain)["__file__"]))
 _INSIDE_TORCH = tuple(f"{Path(torch.__file__).parent / name}" for name in ("_", "fx", "utils", "autograd"))
 
 
@@ -215,9 +226,10 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
     def truth(tensor: torch.Tensor) -> bool:
         return bool(item(tensor))
 
-    # torch puts arguments into errors that it, or who asks it, catches
-    shown = functools.partial(_shown, calls, may_be_dropped=True)
-    texts = {"__format__": text, "__str__": lambda tensor: _shown(calls, tensor), "__repr__": lambda tensor, **_: shown(tensor)}
+    def __repr__(tensor: torch.Tensor, **_: Any) -> str:
+        return _shown(calls, tensor, may_be_dropped=True)  # torch, or who catches its errors, may be who asks
+
+    texts = {"__format__": text, "__str__": lambda tensor: _shown(calls, tensor), _REPR: __repr__}
     return {"__bool__": truth, "item": item, "numpy": numpy, "tolist": tolist, "__array__": array, **texts}
 
 
