@@ -244,6 +244,15 @@ class HostFuture:
         """Whether it is a real number of the graph that only the running step knows."""
         return self._known is None and self._traced is not None and isinstance(self._like, int | float)
 
+    def _is_small(self) -> bool:
+        """Whether the graph has bits enough for the whole number; where the host knows it before the step, that is a guard."""
+        known, asked = self._known, self._calls.asked
+        if self._top <= NARROW:
+            return True
+        if known is None or asked is None or known.changed:
+            return False
+        return asked.assume(lambda host_values: abs(known.of(host_values)) < SAFE, f"whether {known.text} is small")
+
     def as_float(self) -> HostFuture:
         """The number as ``float()`` gives it."""
         if type(self._like) is float:
@@ -266,6 +275,8 @@ class HostFuture:
         if function in _JUMPS and any(isinstance(like, float) for like in likes):
             traced = False
         bound = _bound_of_result(function, args, likes)
+        if bound is None and function in whole_numbers.OF_RIGHT_ONES and all(one._is_small() for one in deferred):
+            bound = NARROW  # a place in a queue: (start + 16) % 64
         if bound is None:
             traced = False
         if traced and all((one._computes is not None or one._made is not None) and not one._compared for one in deferred):

@@ -26,6 +26,10 @@ FUNCTIONS = (
 """Functions of whole numbers that give whole numbers."""
 
 
+OF_RIGHT_ONES = (abs, operator.floordiv, operator.mod)
+"""Those that need operands for which the graph has bits enough."""
+
+
 def bound_of(function: Callable[..., Any], bounds: Sequence[float]) -> float | None:
     """Number that no result of ``function`` is larger than, or None where a graph cannot tell the result.
 
