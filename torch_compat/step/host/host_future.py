@@ -245,13 +245,18 @@ class HostFuture:
         return self._known is None and self._traced is not None and isinstance(self._like, int | float)
 
     def _is_small(self) -> bool:
-        """Whether the graph has bits enough for the whole number; where the host knows it before the step, that is a guard."""
+        """Whether the graph has bits enough for the whole number: a guard where the host knows it before the step, else assumed."""
         known, asked = self._known, self._calls.asked
         if self._top <= NARROW:
             return True
-        if known is None or asked is None or known.changed:
+        if asked is None or (known is not None and known.changed):
             return False
-        return asked.assume(lambda host_values: abs(known.of(host_values)) < SAFE, f"whether {known.text} is small")
+        if known is not None:
+            return asked.assume(lambda host_values: abs(known.of(host_values)) < SAFE, f"whether {known.text} is small")
+        try:
+            return not asked.outcome(self._large().detach().abs() >= SAFE)
+        except UnknownValueError:
+            return False
 
     def as_float(self) -> HostFuture:
         """The number as ``float()`` gives it."""
@@ -647,7 +652,7 @@ def _graph_value(leaf: Any, like: torch.Tensor | None) -> Any:
     assert traced is not None
     if like is not None and (like.is_floating_point() or like.is_complex()):
         return leaf.fraction().to(like.dtype)
-    if leaf.is_wide():
+    if not leaf._is_small():
         leaf._refuse_as("a whole number that may have more than 32 bits")
     return traced
 
