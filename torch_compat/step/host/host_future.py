@@ -245,7 +245,7 @@ class HostFuture:
         return self._known is None and self._traced is not None and isinstance(self._like, int | float)
 
     def _is_small(self) -> bool:
-        """Whether the graph has bits enough for the whole number: a guard where the host knows it before the step, else assumed."""
+        """Whether the graph has bits enough for the whole number: a guard where it is known before the step, else assumed."""
         known, asked = self._known, self._calls.asked
         if self._top <= NARROW:
             return True
