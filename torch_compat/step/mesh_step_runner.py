@@ -209,7 +209,7 @@ class MeshStepRunner:
         let_go(error)
         gc.collect()  # most of what the step's run made is gone
         there = [one for written in error.written if (one := written()) is not None]
-        if any(self.model.take_in(one) for one in there if one.ndim > 0):
+        if any(self.model.take_in(one) for one in there if one.ndim > 0 or len(error.written) == 1):
             return True
         again, self._not_taken_in = str(error) == self._not_taken_in, str(error)
         if again:  # those without dims may be constants of the run itself, and each run has others

@@ -151,10 +151,8 @@ def _reading_only(calls: HostCalls, function: Callable[..., Any]) -> Callable[..
     return call
 
 
-_BETWEEN = frozenset(
-    {vars(sys.modules[kind.__module__])["__file__"] for kind in (Path, type(Path()))}
-    | {f"{Path(__file__).parents[1]}/guards/called_functions.py"}
-)
+_CALLED = f"{Path(__file__).parents[1]}/guards/called_functions.py"
+_BETWEEN = frozenset({_CALLED, *(vars(sys.modules[kind.__module__])["__file__"] for kind in (Path, type(Path())))})
 """Files of what the user's own code may call to have ``open`` called."""
 
 
@@ -167,7 +165,7 @@ def _outside_of_torch(method: Callable[..., Any], original: Callable[..., Any]) 
     @functools.wraps(original)
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         frame: Any = sys._getframe(1)
-        while frame.f_code is call.__code__:  # of a capture around this one
+        while frame.f_code is call.__code__ or frame.f_code.co_filename == _CALLED:  # a capture's around it, or a step's call
             frame = frame.f_back
         file = frame.f_code.co_filename
         inside = file.startswith(_INSIDE_TORCH) or (method.__name__ == _REPR and file.startswith(_OURS) and file != __file__)
