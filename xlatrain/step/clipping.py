@@ -27,7 +27,7 @@ def clip_by_norm(grads: Gradients, max_norm: Scalar, norm_type: float = 2.0) -> 
         The gradients in their dtypes, and the total norm before clipping, float32 (float64 where a gradient is).
     """
     total = total_norm(grads, norm_type)
-    factor = jnp.minimum(max_norm / (total + 1e-6), 1.0)
+    factor = jnp.minimum(jnp.asarray(max_norm, total.dtype) / (total + 1e-6), 1.0)
     return jax.tree.map(lambda grad: _scaled(grad, factor), grads), total
 
 

@@ -215,6 +215,47 @@ def double_with_numbers(run: Run) -> None:
     run.fit(NumbersInDouble(), run.trainer(max_epochs=2, precision="64-true"), run.loader(x, y))
 
 
+class ClippedInDouble(pl.LightningModule):
+    """A limit of gradients and rates that 24 bits do not hold."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.layer, self._make = nn.Linear(8, 3), make
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        one = self._make(self.parameters())
+        return [one], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(one, 1 / 1.3), "interval": "step"}]
+
+
+class Decayed(torch.optim.Optimizer):
+    """A rule of the user's with numbers of its own, some of them in its state."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.3, "decay": 1 / 7})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for param in group["params"]:
+                state = self.state[param]
+                state["sum"] = state.get("sum", 0.1) + group["lr"] / 3
+                param.mul_(1 - group["lr"] * group["decay"]).sub_(param.grad * (group["lr"] / state["sum"]))
+        return loss
+
+
+@case
+def double_clipped(run: Run) -> None:
+    x, y = class_data()
+    for algorithm in ("norm", "value"):
+        for make in (lambda params: torch.optim.SGD(params, 0.3), lambda params: torch.optim.Adam(params, 0.1), Decayed):
+            options = {"gradient_clip_val": 1 / 30, "gradient_clip_algorithm": algorithm}
+            run.fit(ClippedInDouble(make), run.trainer(max_epochs=2, precision="64-true", **options), run.loader(x, y))
+
+
 @case
 def bf16_mixed(run: Run) -> None:
     in_precision(run, "bf16-mixed", further=True)

@@ -64,7 +64,7 @@ class PlannedUpdate:
         options, static = (_NO_OPTIONS, None) if self._optimizer is None else self._optimizer.options()
         if options is not self._options:
             self._options = options
-            values = (options, np.float32(self._clip_value)) if self._clip_value else (options,)
+            values = (options, np.float64(self._clip_value)) if self._clip_value else (options,)
             self._on_mesh = self._steps.model.replicate(values)
         clips_by = self._steps.programs.plan.clips_by
         return self._on_mesh, static if clips_by is None else (static, clips_by)

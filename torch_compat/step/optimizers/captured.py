@@ -17,7 +17,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from torch_compat.step.effects.recorder import EffectRecorder, Recording
 from torch_compat.step.host.tensor_scalars import TensorScalars
-from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer, Gradients, Params
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer, Gradients, Params, real_dtype
 from torch_compat.step.optimizers.param_group import (
     TracedOptions,
     UnsupportedOptimizerError,
@@ -63,7 +63,7 @@ class CapturedOptimizer(FunctionalOptimizer):
     rate is an input of the program; any other number becomes one when it first changes. Numbers that the code must know
     as numbers (``if lr > 0``, ``math.sqrt(lr)``) are constants instead, and a program is made for each value of theirs. So is
     one for each state of what else the step reads (:class:`~.read_places.ReadPlaces`).
-    Arithmetic on numbers happens in float32, where eager torch computes in double.
+    Arithmetic on numbers happens in float32, where eager torch computes in double, and in float64 where a parameter is.
     """
 
     makes_state_in_step = True
@@ -77,7 +77,8 @@ class CapturedOptimizer(FunctionalOptimizer):
         self._seen_numbers: list[Any] = []
         self._places = ReadPlaces(f"{type(optimizer).__name__}.step", self._attributes)
         self._constants_seen: set[Hashable] = set()
-        self._vector = np.zeros(0, np.float32)
+        self._real = real_dtype(names)
+        self._vector = np.zeros(0, self._real)
         self._key: Hashable = ()
         self._read()
         self._try()
@@ -99,7 +100,7 @@ class CapturedOptimizer(FunctionalOptimizer):
         self._seen_besides, self._seen_numbers = besides, numbers
         for index, group in enumerate(self.optimizer.param_groups):
             refuse_differentiable(group, index)
-        self._vector = np.asarray([*self._options.numbers(), *numbers], np.float32)
+        self._vector = np.asarray([*self._options.numbers(), *numbers], self._real)
         self._vector.flags.writeable = False
         fixed = self._options.fixed()
         if self._options.constant:
@@ -144,7 +145,9 @@ class CapturedOptimizer(FunctionalOptimizer):
             new_params[name] = value
             layout = program.layouts[name]
             new_state[name] = {
-                path: as_array(leaf) for (path, kind), leaf in zip(layout.leaves, leaves, strict=True) if is_array(kind)
+                path: as_array(leaf, self._real)
+                for (path, kind), leaf in zip(layout.leaves, leaves, strict=True)
+                if is_array(kind)
             }
         self._layouts.update(program.layouts)
         return new_params, new_state
@@ -193,7 +196,9 @@ class CapturedOptimizer(FunctionalOptimizer):
         params: Any = {n: jax.ShapeDtypeStruct(tuple(p.shape), jax_dtype(p.dtype)) for n, p in trained.items()}
         program = self._program(params, {name: {} for name in params})
         self._layouts.update(program.layouts)
-        results = jax.tree.map(shape_of, program.capture.unflatten(list(program.capture.outputs))[1])
+        results = jax.tree.map(
+            lambda leaf: shape_of(leaf, self._real), program.capture.unflatten(list(program.capture.outputs))[1]
+        )
         state: Any = {
             name: {path: leaf for (path, kind), leaf in zip(program.layouts[name].leaves, leaves, strict=True) if is_array(kind)}
             for name, leaves in zip(params, results, strict=True)
@@ -234,7 +239,11 @@ class CapturedOptimizer(FunctionalOptimizer):
         self._refuse_hidden_parameters()
         pairs = [_meta(param) for param in params.values() for _ in range(2)]
         leaves = [_meta(state[n][path]) for n in names for path, kind in self._leaves(n, state) if is_array(kind)]
-        scalars = [] if self._options.constant else [torch.empty((), device="meta") for _ in self._vector]
+        scalars = (
+            []
+            if self._options.constant
+            else [torch.empty((), dtype=torch_dtype(self._real), device="meta") for _ in self._vector]
+        )
         with self._places.observed() as noted:
             captured = capture(step, pairs, leaves, scalars)
         self._places.add_constants(captured.constants.values())
@@ -368,12 +377,12 @@ class CapturedOptimizer(FunctionalOptimizer):
         return place_unread(state)
 
     def _imported(self, name: str, saved: dict[str, Any], param: jax.Array) -> State:
-        """The arrays of a saved state dict of one parameter, placed as its state: numbers become float32 or int32 scalars."""
+        """The arrays of a saved state dict of one parameter, placed as its state: numbers become real or int32 scalars."""
         self._layouts[name] = layout = layout_of(saved)
         arrays: State = {}
         for leaf, (path, kind) in zip(pytree.tree_leaves(saved), layout.leaves, strict=True):
             if is_array(kind):
-                value = leaf if isinstance(leaf, torch.Tensor) else np.asarray(leaf, np.float32 if kind is float else np.int32)
+                value = leaf if isinstance(leaf, torch.Tensor) else np.asarray(leaf, self._real if kind is float else np.int32)
                 dtype = jax_dtype(value.dtype) if isinstance(value, torch.Tensor) else value.dtype
                 arrays[path] = place_state(value, param, dtype)
         return arrays

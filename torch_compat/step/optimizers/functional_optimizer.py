@@ -21,6 +21,11 @@ _NO_HOOKS: Mapping[int, Any] = {}
 """Those of an optimizer whose class does not call ``super().__init__()``: one that holds another."""
 
 
+def real_dtype(parameters: Iterable[torch.Tensor]) -> type[np.floating[Any]]:
+    """The dtype of the numbers of an optimizer of these parameters: float64 where one is of 64 bits, else float32."""
+    return np.float64 if any(param.dtype in (torch.float64, torch.complex128) for param in parameters) else np.float32
+
+
 class FunctionalOptimizer(abc.ABC):
     """An optimizer split into pure functions (:meth:`init`, :meth:`update`) and what the host reads (:meth:`options`, …).
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer, Gradients, Params
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer, Gradients, Params, real_dtype
 from torch_compat.step.optimizers.param_group import name_of
 from torch_compat.step.optimizers.state import exported, make_state, place_state, place_unread, scalars_on_host
 from torch_compat.utilities.host_arrays import to_torch
@@ -121,7 +121,7 @@ class OptaxOptimizer(Optimizer):
 
         Args:
             state: by parameter name and path.
-            values: float32[n], those of :meth:`options`.
+            values: float32[n] (float64 where a parameter is), those of :meth:`options`.
         """
         paths = list(self.paths.values())
         return {
@@ -186,11 +186,12 @@ class FunctionalOptax(FunctionalOptimizer):
         }
         self._key = (id(self._transformation), tuple(self._own_names))
         self._options: list[float] | None = None
-        self._vector = np.zeros(0, np.float32)
+        self._real = real_dtype(names)
+        self._vector = np.zeros(0, self._real)
 
     def options(self) -> tuple[np.ndarray, Hashable]:
         if (now := self.optimizer.options()) != self._options:
-            self._options, self._vector = now, np.array(now, np.float32)
+            self._options, self._vector = now, np.array(now, self._real)
             self._vector.flags.writeable = False
         return self._vector, self._key
 

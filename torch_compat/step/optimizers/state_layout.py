@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import torch
 import torch.utils._pytree as pytree
+from jax.typing import DTypeLike
 
 from torch_compat.step.optimizers.state import exported
 from xlatrain.bridge.capture.capture import TensorSpec
@@ -49,23 +50,23 @@ def is_array(kind: Any) -> bool:
     return kind is torch.Tensor or kind is int or kind is float
 
 
-def as_array(leaf: Any) -> jax.Array:
-    """A leaf of a captured result as an array; a number becomes an int32 or float32 scalar.
+def as_array(leaf: Any, real: DTypeLike = jnp.float32) -> jax.Array:
+    """A leaf of a captured result as an array; a number becomes an int32 scalar, or one of dtype ``real``.
 
     Numbers and tensors are leaves that do not depend on the inputs.
     """
     if isinstance(leaf, torch.Tensor):
         return jnp.asarray(as_numpy(leaf))
     if isinstance(leaf, int | float):
-        return jnp.asarray(leaf, jnp.int32 if isinstance(leaf, int) else jnp.float32)
+        return jnp.asarray(leaf, jnp.int32 if isinstance(leaf, int) else real)
     return leaf
 
 
-def shape_of(leaf: Any) -> Any:
+def shape_of(leaf: Any, real: DTypeLike = jnp.float32) -> Any:
     """Shape and dtype of the array that a leaf of a captured result becomes."""
     if isinstance(leaf, TensorSpec):
         return jax.ShapeDtypeStruct(leaf.shape, jax_dtype(leaf.dtype))
-    return jax.eval_shape(lambda: as_array(leaf)) if isinstance(leaf, torch.Tensor | int | float) else leaf
+    return jax.eval_shape(lambda: as_array(leaf, real)) if isinstance(leaf, torch.Tensor | int | float) else leaf
 
 
 def exported_leaf(array: Any, kind: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from torch_compat.step.optimizers.frozen_update import FrozenGroup, FrozenInit, FrozenUpdate, Gradients, OptimizerState, Params
-from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer
+from torch_compat.step.optimizers.functional_optimizer import FunctionalOptimizer, real_dtype
 from torch_compat.step.optimizers.param_group import GroupReader
 from torch_compat.step.optimizers.state import exported, make_state, place_state, place_unread, scalars_on_host
 from xlatrain.step.optimizers import RULES
@@ -162,8 +162,7 @@ class TableOptimizer(FunctionalOptimizer):
             self._pack_key()
 
     def _pack(self) -> None:
-        is_double = any(param.dtype in (torch.float64, torch.complex128) for reader in self._readers for param in reader.params)
-        dtype = np.float64 if is_double else np.float32
+        dtype = real_dtype(param for reader in self._readers for param in reader.params)
         # a new array each time: the caller may keep a device copy for as long as it is the same object
         self._vector = np.fromiter((value for reader in self._readers for value in reader.numbers), dtype)
         self._vector.flags.writeable = False

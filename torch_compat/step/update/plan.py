@@ -61,7 +61,8 @@ def update(plan: UpdatePlan, grads: Any, opt_state: Any, params: Any, hyper: Any
         grads: name → array of the parameter's shape and dtype, or None.
         opt_state: of the optimizer.
         params: name → array.
-        hyper: ``(options,)`` or ``(options, clip value)``: float32[n] (float64 where a parameter is) and float32[].
+        hyper: ``(options,)`` or ``(options, clip value)``: float32[n] (float64 where a parameter is) and
+            float32[] (float64 in a run of 64 bits).
 
     Returns:
         Parameters and optimizer state of the same shapes and dtypes, and nothing else.
