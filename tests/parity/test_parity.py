@@ -43,7 +43,11 @@ ABOUT_THE_HOST = ("calls_again", "cli", "draws", "plugins", "surroundings", "way
 # values of a step are there. Of what reaches the mesh (state that is placed, read, replaced or left to eager steps; rows that are
 # padded; sums over rows) each script has other cases on eight devices.
 CASES_ABOUT_THE_HOST = {
-    "asked": ["constants", "looks_with_functions", "a_step_raises", "an_assertion_of_torch_fails"],
+    "asked": [
+        *("constants", "looks_with_functions", "a_step_raises", "an_assertion_of_torch_fails", "texts_of_tensors"),
+        *("said_in_each_step", "compares_in_double_precision", "fractions_as_whole_numbers", "guesses_that_end_in_errors"),
+        *("whole_numbers_of_more_than_32_bits", "asserted_by_torch_and_distributions", "arrays_and_numbers_of_numpy_are_kept"),
+    ],
     "callbacks": [
         *("no_backbone", "spike_of_the_loss", "throughput_is_logged_at_the_same_steps", "steps_of_what_callbacks_log"),
         *("monitored_before_it_is_logged", "metrics_read_at_optimizer_steps_of_averaging"),
@@ -59,6 +63,10 @@ CASES_ABOUT_THE_HOST = {
         *("scheduler_in_two_lists", "scheduler_config_in_a_list", "scheduler_in_a_dict", "scheduler_config_in_a_dict"),
         *("optimizer_in_a_list", "plateau_of_the_training_loss_by_step", "plateau_without_its_metric"),
         *("scheduler_every_second_epoch_with_accumulation", "step_scheduler_with_accumulation", "own_scheduler_step"),
+        *("one_cycle_with_momentum", "groups_with_their_own_rates", "learning_rate_set_by_hand", "estimated_batches"),
+        *("options_set_in_an_automatic_step", "scheduler_stepped_in_an_automatic_step", "what_hooks_read_without_batches"),
+        *("what_is_warned_of", "helpers_of_deep_modules", "loaders_of_a_module_beside_a_data_module"),
+        "early_stopping_on_a_nan",
     ],
     "evaluation": [
         *("order_of_hooks", "no_step_to_test", "no_best_checkpoint", "loaders_of_the_module", "predicted_without_a_method"),
@@ -105,6 +113,8 @@ CASES_ABOUT_THE_HOST = {
             "numbers_that_come_and_go",
             "batches_that_come_again_as_they_were_left",
         ),
+        *("containers_of_the_batch_that_a_step_changes", "numbers_counted_in_dicts_lists_and_objects"),
+        "a_number_that_becomes_a_fraction",
         *("counters_kept", "random_numbers_of_python", "global_random_numbers_of_python", "hooks_wrapped_on_the_instance"),
         *("optimizer_step_with_warm_up", "optimizer_step_every_second_batch", "stopped_inside_an_epoch"),
         *("batches_with_texts", "texts_that_are_read", "texts_of_batch_objects", "empty_dataset", "lbfgs", "sparse_adam"),
@@ -114,6 +124,7 @@ CASES_ABOUT_THE_HOST = {
     "tuning": [
         *("learning_rate_found_by_the_callback", "learning_rate_found_again_within_the_run"),
         *("learning_rate_found_with_accumulation", "learning_rate_without_an_attribute", "batch_size_without_an_attribute"),
+        *("loggers_learn_that_a_search_is_over", "generators_and_hooks_of_searches", "batch_size_of_given_loaders"),
     ],
     "wild": [
         *("penalty_now_and_then", "lists_of_lists", "only_the_first_few", "window_of_losses", "callbacks_that_log"),
@@ -124,6 +135,10 @@ CASES_ABOUT_THE_HOST = {
         *("validation_that_decodes_in_python", "arrays_drawn_by_numpy_that_tensors_share", "tensors_made_of_results"),
         *("setting_of_a_backend_that_the_step_reads", "batches_of_dataclasses_with_slots", "stored_by_the_first_step"),
         *("windows_of_losses", "windows_of_numbers", "initialized_by_the_first_step", "lists_of_results_given_to_numpy"),
+        *("outputs_collected_by_name", "attention_by_kernels_that_are_named", "scripted_functions", "objects_made_by_steps"),
+        *("parameters_whose_class_has_methods", "arrays_drawn_by_numpy", "lists_shuffled_and_rows_drawn"),
+        *("functions_of_numpy_that_need_values", "rows_of_a_number_that_a_function_draws", "lists_that_beartype_checks"),
+        "tensors_of_a_module_that_the_step_walks",
         "calls_of_functions_that_keep_dicts",  # dropout, which eight devices draw otherwise
     ],
 }
