@@ -78,6 +78,7 @@ _TOLERANCES = {
     # float64 throughout: a value that was float32 in between would show.
     "double": Tolerance(relative=1e-9, absolute=1e-10),
     "double_clipped": Tolerance(relative=1e-12, absolute=1e-13),
+    "double_values_of_metrics": Tolerance(relative=1e-12, absolute=1e-13),
     "double_with_numbers": Tolerance(relative=1e-9, absolute=1e-10),
 }
 

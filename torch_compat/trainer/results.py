@@ -236,6 +236,8 @@ class Results:
                 if isinstance(value, ValueSlot):
                     assert step.result_of is not None
                     value = step.result_of(value)
+                    if entry.metric is None:
+                        one.metric.dtypes = logged_dtypes(value, entry.dtypes.step)
                 elif not entry.constant:
                     value = values[int(value)]
                 if entry.metric is None:

@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
+import torchmetrics
 from basics import class_data
 from lightning.pytorch.plugins import MixedPrecision
 from recording import Run, case, describe, main
@@ -254,6 +255,64 @@ def double_clipped(run: Run) -> None:
         for make in (lambda params: torch.optim.SGD(params, 0.3), lambda params: torch.optim.Adam(params, 0.1), Decayed):
             options = {"gradient_clip_val": 1 / 30, "gradient_clip_algorithm": algorithm}
             run.fit(ClippedInDouble(make), run.trainer(max_epochs=2, precision="64-true", **options), run.loader(x, y))
+
+
+class Total(torchmetrics.Metric):
+    """A mean whose state takes the dtype of what is added to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, x: Tensor) -> None:
+        self.total, self.count = self.total + x.sum(), self.count + x.numel()
+
+    def compute(self) -> Tensor:
+        return self.total / self.count
+
+
+class LogsValuesOfMetrics(pl.LightningModule):
+    """Logs what calls of metrics give: values in the dtype that they have, and an epoch's in that of their sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        self.total, self.doubled, self.error = Total(), Total(), torchmetrics.MeanSquaredError()
+
+    def step(self, x: Tensor, name: str, on_step: bool) -> Tensor:
+        out = self.layer(x)
+        options = {"on_step": on_step, "on_epoch": True, "batch_size": len(x)}
+        self.log(f"{name}_total", self.total(out), **options)
+        self.log(f"{name}_doubled", self.doubled(out.double()), **options)
+        if on_step:  # it adds in place, which torch refuses to a state of a validation
+            self.log(f"{name}_error", self.error(out, torch.zeros_like(out)), **options)
+        return out.square().mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.step(batch[0], "train", True)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.step(batch[0], "val", False)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@case
+def double_values_of_metrics(run: Run) -> None:
+    x, y = class_data()
+    trainer = run.trainer(max_epochs=2, precision="64-true")
+    run.fit(LogsValuesOfMetrics(), trainer, run.loader(x, y), run.loader(x, y))
+    run.note("metrics", {name: [str(value.dtype), float(value)] for name, value in trainer.callback_metrics.items()})
+
+
+@case
+def double_values_of_metrics_in_single(run: Run) -> None:
+    x, y = class_data()
+    trainer = run.trainer(max_epochs=2)
+    run.fit(LogsValuesOfMetrics(), trainer, run.loader(x, y), run.loader(x, y))
+    run.note("metrics", {name: [str(value.dtype), float(value)] for name, value in trainer.callback_metrics.items()})
 
 
 @case

@@ -54,7 +54,7 @@ class LogEntry:
             capture found constant.
         constant: whether ``value`` is such a number.
         metric: the torchmetrics object that was logged, whose value at the step is ``value``.
-        dtypes: the metric's dtypes, see :func:`logged_dtypes`.
+        dtypes: the metric's dtypes, see :func:`logged_dtypes`; the least ones where ``value`` is a slot.
         weight: the position of ``self.log(batch_size=…)`` among the packed scalars, where that is a value of the step.
     """
 
@@ -68,9 +68,14 @@ class LogEntry:
     weight: int | None = None
 
 
-def logged_dtypes(value: Any) -> LoggedDtypes:
-    """The dtypes of a logged value as a metric: the default dtype, but at least float32; a step's value has its own if it can."""
-    least = torch.promote_types(torch.get_default_dtype(), torch.float32)
+def logged_dtypes(value: Any, least: torch.dtype | None = None) -> LoggedDtypes:
+    """The dtypes of a logged value as a metric: at least ``least``; a step's value has its own if it can.
+
+    Args:
+        least: None: the default dtype, but at least float32.
+    """
+    if least is None:
+        least = torch.promote_types(torch.get_default_dtype(), torch.float32)
     if isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64):
         return LoggedDtypes(value.dtype, torch.promote_types(value.dtype, least))
     return LoggedDtypes(least, least)
@@ -108,7 +113,8 @@ class LogRecorder:
             metric, value = value, self.metrics.step_value(value, used=bool(resolve(options, hook).on_step))
         if type(value) is HostFuture:
             if value.is_wide() or (traced := value.tensor(made=self.on_host)) is None:
-                self.entries.append(LogEntry(hook, name, options, value.slot(), metric=metric, weight=weight))
+                of_call = LogEntry(hook, name, options, value.slot(), metric=metric, dtypes=logged_dtypes(0.0), weight=weight)
+                self.entries.append(of_call)
                 return
             value = traced
         if isinstance(value, torch.Tensor):
