@@ -364,6 +364,7 @@ EAGER_CASES = {
     "a_view_of_a_buffer_read_after_the_buffer_is_written": "another one that it is given is a view",
     "takes_from_a_generator_in_vain": "surroundings.py",
     "writes_to_a_file": "surroundings.py",
+    "looks_at_texts": "formats the value of a tensor into a text",
     "reads_the_metrics": "surroundings.py",
     "reads_the_gradients_of_the_step_before": "surroundings.py",
     "second_loader_pulled_now_and_then": "the step takes from self.source more or fewer values from batch to batch",

@@ -75,3 +75,27 @@ def said_in_each_step(run: Run) -> None:
         run.note("said", [sys.stdout.getvalue(), stream.getvalue()])
     finally:
         sys.stdout = before
+
+
+@case
+def padded_and_put_together(run: Run) -> None:
+    """Texts of values in others, in columns, in what is kept; tensors that a logger shows, with what they have seen."""
+    logger, stream = logging.getLogger("asked_texts_padded"), io.StringIO()
+    logger.addHandler(logging.StreamHandler(stream))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+    def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(h, y)
+        half = (h * 0 + 0.5).mean() * (self.global_step + 1)
+        text = f"{half:.2f}"
+        rows = [("half", text), ("upper", f"{half:.1e}".upper()), ("list", str([text]))]
+        self.seen += ["\n".join(f"{name:<8}|{shown:>12}|" for name, shown in rows), text.rjust(9) + "=" * 3 + text.zfill(9)]
+        self.seen += ["%9s|%-9s|%*s" % (text, text, 8, text), "{:^9}|{!r:>9}".format(text, text), ", ".join([text, *[text]])]
+        logger.info("%s %r %.2f %12s %d", half, [half], half, half, self.global_step)
+        logger.info("%(half)s", {"half": half})
+        return loss
+
+    model = Branching(loss_of)
+    run.fit(model, run.trainer(max_epochs=2), run.loader(*pairs()))
+    run.note("texts", [model.seen, stream.getvalue()])

@@ -481,3 +481,20 @@ def a_tensor_beside_the_module_is_asked_and_written(run: Run) -> None:
     BESIDE[:] = torch.tensor([1.0, 2.0])
     run.fit(Net(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
     run.note("beside", BESIDE.tolist())
+
+
+@case
+def looks_at_texts(run: Run) -> None:
+    """Texts of values that are printed, sorted, compared, cut and used as keys."""
+
+    class Looking(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            text = f"{(batch[0] * 0 + 2.5).mean() * (9 * batch_idx + 1):.1f}"
+            print(text)
+            seen.append([sorted([text, "19"], key=len), text[:2], {text: 1}.get("2.5"), "5" in text, max(text, "3")])
+            return loss
+
+    seen: list[Any] = []
+    run.fit(Looking(), run.trainer(max_epochs=1), DataLoader(TensorDataset(*regression_data(4 * GLOBAL_BATCH)), GLOBAL_BATCH))
+    run.note("seen", seen)

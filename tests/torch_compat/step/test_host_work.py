@@ -1,9 +1,20 @@
 """Host work of a step's Python: host futures, draws, texts of the batch, calls that wait."""
 
+# ruff: noqa: UP031, UP032
+# Python's older ways to format are what some of these are about.
+
 from __future__ import annotations
 
+import copy
+import itertools
+import json
+import operator
 import random
-from collections import Counter
+import re
+import textwrap
+import warnings
+from collections import Counter, deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,12 +89,15 @@ def test_a_use_that_needs_the_value_is_refused_even_if_the_user_catches_it(use: 
 def test_a_text_that_the_step_looks_at_is_refused() -> None:
     calls = HostCalls()
     value = HostFuture(calls, calls.record(lambda: 0.25, text="quarter"))
-    printed, compared = f"loss {value:.1f}!", f"{value}"
-    assert compared != "0.25"
+    printed, dropped = f"loss {value:.1f}!", f"{value}"
     slot: Any = calls.text_slot(printed)
     assert slot.find([0.25]) == "loss 0.2!"
     with pytest.raises(CaptureError, match="formats the value of a tensor"):
         calls.check_texts()
+    with pytest.raises(CaptureError, match=r"test_host_work\.py:\d+"):
+        _ = dropped == "0.25"
+    with pytest.raises(CaptureError, match="formats the value of a tensor"):  # also where the user catches it
+        calls.check_refused()
 
 
 def call_of(metric: Any, value: float) -> HostCall:
@@ -208,30 +222,91 @@ def test_texts_by_percent_are_made_after_the_step() -> None:
     assert percent("%d of %s", (1, "two"), is_said=True) == "1 of two"
 
 
-@pytest.mark.parametrize(
-    "look", [lambda text: text.rjust(9), lambda text: text[:2], lambda text: f"{text:>9}", lambda text: text == "2"]
-)
-def test_a_text_that_is_looked_at_makes_a_step_eager(look: Any) -> None:
-    class Looking(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(2, 1)
-            self.found: list[Any] = []
+def caught(look: Any) -> Any:
+    try:
+        return look()
+    except Exception:
+        return "an exception"
 
-        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-            loss = self.layer(batch).mean() * 0 + 2
-            text = f"{loss.detach():.0f}"
-            print(text)
-            self.found.append(look(text))
-            return loss
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), 0.1)
+LOOKS: dict[str, Any] = {
+    "a slice": lambda text: text[:2],
+    "an entry": lambda text: operator.itemgetter(0)(text),
+    "compared": lambda text: text == "2",
+    "compared in a list": lambda text: [text] == ["2.00"],
+    "a length": lambda text: len(",".join(["a", text])),
+    "sorted": lambda text: sorted([text, "19", "3"]),
+    "the least": lambda text: min(text, "19"),
+    "iterated": lambda text: "-".join(c for c in text),
+    "unpacked": lambda text: (lambda first, *rest: (first, rest))(*text),
+    "contains": lambda text: ("0" in text, text in "2.005", text in ["2.00"]),
+    "a key": lambda text: list({text: 1}),
+    "a key that is stored": lambda text: [kept := {}, kept.__setitem__(text, 1)][0],
+    "a key that is asked for": lambda text: {"2.00": 1}.get(text),
+    "in a set": lambda text: len({text, "2.00"}),
+    "counted": lambda text: Counter([text, "2.00"])["2.00"],
+    "a method's text": lambda text: "2.005".startswith(text),
+    "a method of the class": lambda text: str.zfill(text, 9),
+    "by a library": lambda text: textwrap.fill(f"a {text}", 3),
+    "by a function of C": lambda text: re.sub("0", "1", text),
+    "as data": lambda text: json.dumps([text]),
+    "a number": lambda text: int(float(text)),
+    "in an array": lambda text: np.array([text, "longer"]).tolist(),
+    "by a function that is given": lambda text: list(map(str.isdigit, [text, "2"])),
+    "as a path": lambda text: str(Path("a") / text),
+    "caught": lambda text: caught(lambda: text[:1]),
+}
+KEEPS: dict[str, Any] = {
+    "padded": lambda text: text.rjust(9) + text.center(9, "*") + text.zfill(9),
+    "padded by a specification": lambda text: f"{text:>9}|{text!r:<9}|" + "{:^9}|{!r}".format(text, text) + format(text, "9"),
+    "padded by percent": lambda text: "%9s|%-9s|%*s|%r" % (text, text, 9, text, text) + "%(a)9s" % {"a": text},
+    "put together": lambda text: "a" + text + "b" * 2 + text * 2 + ", ".join([text, *map(str.strip, ["c "]), text]),
+    "in containers": lambda text: str([text, (text,), {"a": text}]),
+    "asked for its class": lambda text: f"{type(text).__name__} {isinstance(text, str)} {text or 'none'} {text is None}",
+    "upper": lambda text: f"e{text}".upper(),
+    "passed on": lambda text: "".join(itertools.chain([text], copy.copy([text]), deque([text]))),
+}
 
-    model = Looking()
-    options: Any = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    Trainer(max_epochs=1, accelerator="cpu", devices=1, **options).fit(model, DataLoader(torch.ones(2, 2), 1))
-    assert model.found == [look("2")] * 2
+
+class Looking(LightningModule):
+    def __init__(self, look: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.look = look
+        self.found: list[Any] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = self.layer(batch).mean() * 0 + batch.mean()
+        text = f"{loss.detach():.2f}"
+        print(text)
+        self.found.append(self.look(text))
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def run(self) -> None:
+        options: Any = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        trainer = Trainer(max_epochs=1, accelerator="cpu", devices=1, enable_model_summary=False, **options)
+        data: Any = torch.tensor([[2.0, 2.0], [30.0, 30.0]])
+        trainer.fit(self, DataLoader(data, 1))
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_text_that_is_looked_at_makes_a_step_eager(look: str) -> None:
+    model = Looking(LOOKS[look])
+    with pytest.warns(UserWarning, match=r"test_host_work.py:\d+[^\n]*\n[^\n]*formats the value of a tensor"):
+        model.run()
+    assert model.found == [LOOKS[look](text) for text in ("2.00", "30.00")]
+
+
+@pytest.mark.parametrize("look", KEEPS)
+def test_a_text_that_is_kept_or_put_into_others_is_that_of_each_step(look: str) -> None:
+    model = Looking(KEEPS[look])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Steps run eagerly")
+        model.run()
+    assert model.found == [KEEPS[look](text) for text in ("2.00", "30.00")]
 
 
 def test_streams_say_after_the_step_what_the_users_code_writes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from torch_compat.step.host.batch_containers import BatchChange
 from torch_compat.step.host.batch_texts import path_of
 from torch_compat.step.host.calls import HostCall, HostCalls, is_size, is_traced
 from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.later_text import LaterText
 from torch_compat.step.host.scalar_plan import ScalarPlan
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import ComputedSlot, Places, TensorSlot, ValueSlot, indices_of_values
@@ -84,7 +85,7 @@ class StepTrace:
                 return ComputedSlot("counters", *leaf.deferred())
             if type(leaf) is HostFuture:
                 return leaf.slot()
-            if type(leaf) is str:
+            if type(leaf) in (str, LaterText):
                 return self.calls.text_slot(leaf)
             if isinstance(leaf, Uncut):
                 self.values += [leaf.whole.detach(), leaf.length.detach()]

@@ -23,6 +23,7 @@ from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.later_text import LaterText
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import SLOTS
 from torch_compat.step.values import policy
@@ -39,7 +40,7 @@ _SINGLE = (
     *(torch.Tensor, torch.nn.Module, torch.optim.Optimizer, type, types.ModuleType, types.BuiltinFunctionType),
     *(logging.Logger, logging.Handler),  # a step makes none
 )
-_OF_THE_STEP = (HostArray, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
+_OF_THE_STEP = (HostArray, HostScalar, HostFuture, LaterText, TracedText, TracedTexts, TracedDict)
 _HEAP_TYPE = 1 << 9
 _OURS = ("torch_compat", "xlatrain")
 

@@ -20,6 +20,7 @@ from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedText, TracedTexts
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.later_text import LaterText
 from torch_compat.step.host.scalars import HostScalar, was_written
 from torch_compat.step.values.dict_contents import put_entries, put_in_order
 from torch_compat.step.values.generators import same_state, set_state, state_of, use_of
@@ -28,7 +29,7 @@ from torch_compat.utilities.metric_types import is_metric_or_collection
 from xlatrain.bridge.capture.stand_ins import is_still, stood_for
 from xlatrain.bridge.tensors.live import is_live
 
-FROM_THE_STEP = (torch.Tensor, HostArray, HostScalar, HostFuture, TracedText, TracedTexts)
+FROM_THE_STEP = (torch.Tensor, HostArray, HostScalar, HostFuture, LaterText, TracedText, TracedTexts)
 """Classes of values that a running step alone has."""
 CACHES_OF_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})
 """Attributes in which torch's recurrent layers keep their parameters once more: taken back, but no effects of the step."""

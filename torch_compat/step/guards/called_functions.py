@@ -10,6 +10,7 @@ import operator
 import os
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -55,6 +56,7 @@ from torch_compat.step.guards.taking import is_taking, iterator_of, take
 from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.draws import recorded
 from torch_compat.step.host.input_functions import as_input
+from torch_compat.step.host.later_text import LaterText, check_kept, has_marks, later_text, looked_at
 from torch_compat.step.host.number_functions import as_float, as_int, constructor, extreme_of, length_of, of_lists
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import host_random_state, same_state
@@ -103,11 +105,9 @@ class CalledFunctions:
                 return functools.partial(self._cached(inner), owner)
             in_python = type(inner) is types.FunctionType
             return self._called(inner, owner, function) if in_python else self._method_in_c(function, owner)
-        if function is type:
-            return _class_of
         if function is isinstance or function is issubclass:
             return self._asking_class(function)
-        if (made := self._of_numbers(function)) is not None:
+        if (made := self._of_values(function)) is not None:
             return made
         if isinstance(function, torch.nn.Module):
             self._values.module(function)
@@ -116,9 +116,7 @@ class CalledFunctions:
         if id(function) in ASKS_NOTHING or kind in TRANSPARENT:
             return function
         if isinstance(function, type):
-            self._functions.follow_class(function)
-            self._functions.follow_class(type(function))
-            return function if is_user_class(function) or is_library(function.__module__) else self._wrapped(function)
+            return self._class(function)
         if is_user_class(kind):
             self._functions.follow_class(kind)
             return function
@@ -144,8 +142,19 @@ class CalledFunctions:
 
         return call
 
-    def _of_numbers(self, function: Any) -> Any:
-        """The function that takes numbers, or arrays, of the step in place of one of Python's; None for any other function."""
+    def _class(self, kind: type) -> Any:
+        self._functions.follow_class(kind)
+        self._functions.follow_class(type(kind))
+        if is_user_class(kind) or issubclass(kind, BaseException):
+            return kind
+        return self._noting(kind, _nothing) if is_library(kind.__module__) else self._wrapped(kind)
+
+    def _of_values(self, function: Any) -> Any:
+        """The function that takes values of the step in place of one of Python's; None for any other function."""
+        if function is type:
+            return _class_of
+        if function is warnings.warn:
+            return _warning
         if function is float:
             return as_float
         if function is int:
@@ -281,7 +290,8 @@ class CalledFunctions:
             with self._instrumented.silent():
                 self._places.of_library = of_library
                 note(*args, **kwargs)
-            return function(*args, **kwargs)
+            check_kept(function, args, kwargs)
+            return later_text(function(*args, **kwargs))
 
         return called
 
@@ -468,6 +478,17 @@ class CalledFunctions:
             raise refusal(changed.does)
 
 
+def _warning(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kwargs: Any) -> None:
+    """``warnings.warn``, which looks whether a text is one that it has told before."""
+    if has_marks(message.args if isinstance(message, Warning) else message):
+        raise looked_at()
+    warnings.warn(message, category, stacklevel + 1, *args, **kwargs)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """The note of a call that reads nothing."""
+
+
 def _statements(source: Any) -> Any:
     """Source as ``compile`` takes it: ``eval`` allows blanks before an expression."""
     return source.lstrip(" \t") if isinstance(source, str) and "\n" not in source.strip() else source
@@ -477,4 +498,4 @@ def _class_of(*args: Any) -> Any:
     """``type``; of a counter of the loop that of the number, of what stands for a parameter that of the parameter."""
     if len(args) == 1 and stood_for(args[0]) is not None:
         return class_of(args[0])
-    return args[0].__class__ if len(args) == 1 and type(args[0]) in (HostArray, HostScalar) else type(*args)
+    return args[0].__class__ if len(args) == 1 and type(args[0]) in (HostArray, HostScalar, LaterText) else type(*args)

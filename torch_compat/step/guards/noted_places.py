@@ -41,6 +41,7 @@ from torch_compat.step.guards.pulled_places import Given
 from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.later_text import LaterText
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import state_of, use_of
 from torch_compat.step.values.marks import PLAIN, Same, inside, mark
@@ -57,7 +58,18 @@ _OF_STREAMS = (
     "draw with torch (torch.rand, …); use a file in a hook."
 )
 _NOT_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, types.ModuleType)
-OF_THE_STEP = (FakeTensor, FunctionalTensor, MaskedRows, HostArray, HostScalar, HostFuture, TracedText, TracedTexts, TracedDict)
+OF_THE_STEP = (
+    FakeTensor,
+    FunctionalTensor,
+    MaskedRows,
+    HostArray,
+    HostScalar,
+    HostFuture,
+    LaterText,
+    TracedText,
+    TracedTexts,
+    TracedDict,
+)
 TRANSPARENT = frozenset({*VALUES, *OF_THE_STEP, OwnDict, Given})
 """Classes of what holds nothing that a step may read besides the value itself."""
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from torch_compat.step.host.calls import check_not_looked_at
+from torch_compat.step.host.later_text import has_marks, later_text, looked_at
 from torch_compat.step.host.percent import percent
 from torch_compat.step.host.said import is_recording, said
 from xlatrain.bridge.errors import CaptureError, user_line
@@ -64,10 +64,6 @@ class _Receiver:
         self.is_said = False  # whether the function that is about to be called notes all that it is given
 
 
-_KEEPS_TEXT = ("join", "format")
-"""Methods of texts that put them into others as they are."""
-
-
 class Notes:
     """The object that instrumented code calls; nothing happens but in the thread and in the time of an observation.
 
@@ -105,18 +101,14 @@ class Notes:
 
     def attribute(self, owner: Any, name: str) -> Any:
         self._tell("attribute", owner, name)
-        if name not in _KEEPS_TEXT:
-            check_not_looked_at(owner)
         return owner
 
-    def looks(self, value: Any) -> Any:
-        self._tell("value", value)
-        check_not_looked_at(value)
-        return value
+    def text(self, text: str) -> str:
+        """The note of a text that was put together."""
+        return later_text(text)
 
     def entry(self, holder: Any, key: Any) -> Any:
         self._tell("entry", holder, key)
-        check_not_looked_at(holder)
         chosen = getattr(type(key), "entry_of", None)  # a number that later steps know anew
         return holder[key] if chosen is None else chosen(key, holder)
 
@@ -168,7 +160,8 @@ class Notes:
 
     def contains(self, item: Any, holder: Any) -> Any:
         self._tell("member", item, holder)
-        check_not_looked_at(holder)
+        if type(holder) is str and has_marks(item):
+            raise looked_at()
         asked = getattr(type(item), "is_in", None)
         return item in holder if asked is None else asked(item, holder)
 

@@ -24,15 +24,16 @@ _READ_WHOLE: dict[type[ast.AST], tuple[str, ...]] = {
 }
 """Nodes, and the parts of them of which all may be read."""
 _LOAD = ast.Load()
-_AS_IT_IS = -1  # the conversion of f"{x}"
 _ARGUMENT = "is_argument"
 """The attribute of a text's node that is an argument of a call."""
 
 
 def _is_text(node: ast.AST) -> bool:
-    """Whether an expression formats values into a text: ``f"{x}"``, ``"%d" % x``, ``"{}".format(x)``."""
+    """Whether an expression formats values into a text: ``f"{x}"``, ``"%d" % x``, ``"{}".format(x)``; or may do so: ``x % y``."""
     if isinstance(node, ast.BinOp):
-        return isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
+        return isinstance(node.op, ast.Mod) and not (
+            isinstance(node.left, ast.Constant) and type(node.left.value) in (int, float)
+        )
     if isinstance(node, ast.Call):
         owner = node.func.value if isinstance(node.func, ast.Attribute) and node.func.attr == "format" else None
         return isinstance(owner, ast.Constant) and isinstance(owner.value, str)
@@ -59,11 +60,11 @@ class Rewriter(ast.NodeTransformer):
                     ast.copy_location(arg, place)
         return call
 
-    def _value(self, node: ast.expr, name: str = "value") -> ast.expr:
+    def _value(self, node: ast.expr) -> ast.expr:
         """``node``, of which all may be read; its parts have been visited."""
         plain = (ast.Constant, ast.Compare, ast.JoinedStr, ast.Lambda, ast.FormattedValue)
         negated = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
-        return node if isinstance(node, plain) or negated else self._note(name, node)
+        return node if isinstance(node, plain) or negated else self._note("value", node)
 
     def _mangled(self, name: str) -> str:
         if name.startswith("__") and not name.endswith("__") and self._classes and self._classes[-1].strip("_"):
@@ -185,9 +186,9 @@ class Rewriter(ast.NodeTransformer):
         return ast.copy_location(self._note("formats", node.left, node.right, is_argument), node)
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
-        is_sized = node.format_spec is not None or node.conversion != _AS_IT_IS
-        super().generic_visit(node)
-        node.value = self._value(node.value, "looks" if is_sized else "value")
+        node.value = self._value(self.visit(node.value))
+        if node.format_spec is not None:
+            self.generic_visit(node.format_spec)
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
@@ -196,7 +197,7 @@ class Rewriter(ast.NodeTransformer):
             for one in node.values:
                 if isinstance(one, ast.FormattedValue):
                     one.value = self._note("said", one.value)
-        return node
+        return node if len(node.values) == 1 else self._note("text", node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
@@ -205,8 +206,8 @@ class Rewriter(ast.NodeTransformer):
             return asked if isinstance(node.ops[0], ast.In) else ast.copy_location(ast.UnaryOp(ast.Not(), asked), node)
         if all(isinstance(one, ast.Is | ast.IsNot) for one in node.ops):
             return node
-        node.left = self._value(node.left, "looks")
-        node.comparators = [self._value(one, "looks") for one in node.comparators]
+        node.left = self._value(node.left)
+        node.comparators = [self._value(one) for one in node.comparators]
         return node
 
     def visit_Dict(self, node: ast.Dict) -> Any:

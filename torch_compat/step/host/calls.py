@@ -19,6 +19,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from torch_compat.step.host.later_text import END, MARK, RECORDER, later_text
 from torch_compat.step.host.slots import ComputedSlot, ValueSlot
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.errors import CaptureError, user_line
@@ -26,9 +27,6 @@ from xlatrain.cluster.distributed import world
 
 if TYPE_CHECKING:
     from torch_compat.step.host.batch_values import AskedValues
-
-_MARK, _END = "\ue000", "\ue001"  # characters of private use, which no text of a user has
-
 
 _Part = str | tuple[ValueSlot, str | None]
 """A part of a text: constant, or a slot and the format specification of its value."""
@@ -77,27 +75,6 @@ _NOTHING = HostCall(lambda: None, (), {}, "nothing", None, ())
 
 class UnhashableError(CaptureError, TypeError):
     """A number that only the running step knows is asked for its hash."""
-
-
-def holds_marker(text: str) -> bool:
-    """Whether something stands in a text for a value of the step."""
-    return _MARK in text
-
-
-def check_not_looked_at(text: Any) -> None:
-    """To be called before a step's Python looks at what may be a text, or at how long it is.
-
-    Raises:
-        CaptureError: a value that comes later is formatted into it.
-    """
-    if type(text) is str and _MARK in text:
-        raise CaptureError(f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: {_USES_TEXT}")
-
-
-_USES_TEXT = (
-    "it formats the value of a tensor into a text and then uses the text otherwise than by printing, logging, storing or "
-    "returning it.\n  Fix: format values in a hook such as on_train_batch_end."
-)
 
 
 @dataclass
@@ -176,16 +153,25 @@ class HostCalls:
         self._texts.append((slot, specification))
         if may_be_dropped:
             self._may_be_dropped.add(len(self._texts) - 1)
-        return f"{_MARK}{len(self._texts) - 1}{_END}"
+        text = f"{MARK}{len(self._texts) - 1}{END}"
+        if may_be_dropped:
+            return text
+        RECORDER.set(self)
+        return later_text(text)
+
+    def text_of(self, function: Callable[..., str], *args: Any) -> str:
+        """The text that stands for ``function(*args)``, which changes nothing."""
+        return self.marker(self.record(function, args, text=function.__name__, pure=True), None)
 
     def text_slot(self, text: str) -> ComputedSlot | str:
         """A slot for ``text``, if values were formatted into it, else ``text``."""
-        if _MARK not in text:
+        text = str.__str__(text)
+        if MARK not in text:
             return text
-        head, *others = text.split(_MARK)
+        head, *others = text.split(MARK)
         parts: list[_Part] = [head] if head else []
         for other in others:
-            number, _, rest = other.partition(_END)
+            number, _, rest = other.partition(END)
             self._used_texts.add(int(number))
             self.used.add(self._texts[int(number)][0].index)
             parts += [self._texts[int(number)], *([rest] if rest else [])]
@@ -222,7 +208,10 @@ class HostCalls:
                 looked at it.
         """
         if len(self._used_texts | self._may_be_dropped) < len(self._texts):
-            raise CaptureError(f"the step cannot be captured: {_USES_TEXT}")
+            raise CaptureError(
+                "the step cannot be captured: it formats the value of a tensor into a text and then uses the text otherwise "
+                "than by printing, logging, storing or returning it.\n  Fix: format values in a hook such as on_train_batch_end."
+            )
 
 
 def _selected(rows: torch.Tensor, valid: torch.Tensor, axis: int) -> torch.Tensor:

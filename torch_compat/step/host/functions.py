@@ -28,7 +28,9 @@ import torch_compat
 import xlatrain
 from torch_compat.core.module_logging import LoggingMembers
 from torch_compat.step.host.calls import HostCalls, is_traced
-from torch_compat.step.host.host_future import HostFuture, Known
+from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.known import Known
+from torch_compat.step.host.percent import CONVERSION
 from torch_compat.step.host.said import recording
 from torch_compat.step.host.streams import RecordedStream, is_asked_by_user
 from xlatrain.bridge.capture.generation.uncut import Uncut
@@ -48,7 +50,8 @@ def recording_host_functions(calls: HostCalls) -> Iterator[None]:
     functions += [(sys, name, stream) for name, stream in streams.items()]
     functions += [(owner, "open", _reading_only(calls, owner.open)) for owner in (builtins, io)]
     for name in _LOGGING:
-        functions.append((logging.Logger, name, _recorded(calls, getattr(logging.Logger, name), f"logging.{name}")))
+        logged = functools.partial(_logged, before=2 if name == "log" else 1)
+        functions.append((logging.Logger, name, _recorded(calls, getattr(logging.Logger, name), f"logging.{name}", logged)))
     functions.append((DataLoader, "__iter__", _beginning(calls)))
     if (wandb := sys.modules.get("wandb")) is not None and callable(getattr(wandb, "log", None)):
         functions.append((wandb, "log", _recorded(calls, wandb.log, "wandb.log")))
@@ -89,7 +92,31 @@ def _recorded(
 
 def _as_texts(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments of ``print``: tensors, and containers of some, as their texts, which tell their history."""
-    return tuple(str(one) if any(map(is_traced, pytree.tree_leaves(one))) else one for one in args)
+    return tuple(str(one) if _holds_tensor(one) else one for one in args)
+
+
+def _holds_tensor(value: Any) -> bool:
+    return any(map(is_traced, pytree.tree_leaves(value)))
+
+
+def _logged(args: tuple[Any, ...], before: int) -> tuple[Any, ...]:
+    """Arguments of a logger's method, its message after ``before``; tensors that ``%s`` or ``%r`` shows as their texts."""
+    message, values = args[before] if len(args) > before else None, args[before + 1 :]
+    if type(message) is not str or not any(map(_holds_tensor, values)):
+        return args
+    found = [one for one in CONVERSION.finditer(message) if one["kind"] != "%"]
+    if len(values) == 1 and type(values[0]) is dict:  # "%(loss)s"
+        names = {one["name"] for one in found if one["kind"] == "s"}
+        texts = {name: str(one) if name in names and _holds_tensor(one) else one for name, one in values[0].items()}
+        return (*args[:before], message, texts)
+    if len(found) != len(values) or any("*" in one["form"] for one in found):
+        return args
+    shown = [one["kind"] in "sr" and _holds_tensor(value) for one, value in zip(found, values, strict=True)]
+    for one, is_text in reversed(list(zip(found, shown, strict=True))):
+        if is_text:  # a text is shown as it is by %s only
+            message = f"{message[: one.end() - 1]}s{message[one.end() :]}"
+    texts = (str(value) if is_text else value for value, is_text in zip(values, shown, strict=True))
+    return (*args[:before], message, *texts)
 
 
 def _of_module(calls: HostCalls, function: Callable[..., Any]) -> Callable[..., Any]:

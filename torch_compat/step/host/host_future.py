@@ -13,7 +13,6 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,7 +23,8 @@ from torch_compat.step.host import whole_numbers
 from torch_compat.step.host.assumptions import Compared
 from torch_compat.step.host.calls import HostCalls, is_traced
 from torch_compat.step.host.factors import for_each, is_of_lists, multiplied
-from torch_compat.step.host.offsets import Offset, moved
+from torch_compat.step.host.known import Known, known_result
+from torch_compat.step.host.offsets import Offset
 from torch_compat.step.host.scalar_plan import Expression
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import ValueSlot
@@ -32,7 +32,6 @@ from torch_compat.step.host.whole_numbers import NARROW, SAFE, bound_of
 from xlatrain.bridge.capture.cut import UnknownValueError
 from xlatrain.bridge.errors import is_user_file
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, slice)
 _WHOLE = 2**31 - 128  # fractions below it have a whole number of 32 bits
 _NOT_WHOLE = -_WHOLE
 _OF_ARRAYS = {
@@ -59,30 +58,6 @@ _FIX = (
 
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv)
 """Of numbers of this step and others, such as those of earlier steps, it is in the graph where somebody wants it there."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """A value that is known before the step.
-
-    Attributes:
-        of: an expression that gives it.
-        text: what tells it from others.
-        of_state: whether buffers or parameters tell it, and no batch.
-        offset: it as another number and what is added to that.
-        changed: not empty where it, or what it is a part of, may have been changed in place.
-    """
-
-    of: Expression
-    text: str
-    of_state: bool = False
-    offset: Offset | None = None
-    changed: list[str] = field(default_factory=list)
-
-    def then(self, function: Callable[[Any], Any], text: str) -> Known:
-        """``function`` of it."""
-        of, text = self.of, f"{text} of {self.text}"
-        return Known(lambda host_values: function(of(host_values)), text, self.of_state, changed=self.changed)
 
 
 class HostFuture:
@@ -251,9 +226,9 @@ class HostFuture:
             return True
         if asked is None or (known is not None and known.changed):
             return False
-        if known is not None:
-            return asked.assume(lambda host_values: abs(known.of(host_values)) < SAFE, f"whether {known.text} is small")
         try:
+            if known is not None:
+                return asked.assume(lambda host_values: abs(known.of(host_values)) < SAFE, f"whether {known.text} is small")
             return not asked.outcome(self._large().detach().abs() >= SAFE)
         except UnknownValueError:
             return False
@@ -270,7 +245,7 @@ class HostFuture:
 
     def _apply(self, function: Callable[..., Any], *args: Any, traced: bool = False, **kwargs: Any) -> HostFuture:
         """``function`` on the host; with ``traced`` in the graph as well, where all arguments are there."""
-        known = None if kwargs else _known_result(function, args)
+        known = None if kwargs else known_result(function, args, _known_operand)
         if known is None and self._known is not None and (kwargs or function is _call):
             self._known.changed.append(getattr(function, "__name__", "a call"))
         slot = self._record(function, args, kwargs, pure=known is not None)
@@ -513,26 +488,6 @@ def _computed(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     take = _number_of if function not in whole_numbers.FUNCTIONS or any(map(_is_fraction, args)) else _as_it_is
     found = _IN_GRAPH.get(function, function)(*(take(a) if type(a) in (HostFuture, int) else a for a in args))
     return found if isinstance(found, torch.Tensor) else None
-
-
-def _known_result(function: Callable[..., Any], args: tuple[Any, ...]) -> Known | None:
-    """``function(*args)`` where all that it takes is known before the step."""
-    known = [_known_operand(arg) for arg in args]
-    if any(one is None and not issubclass(type(arg), _PLAIN) for arg, one in zip(args, known, strict=True)):
-        return None
-    texts = [repr(arg) if one is None else one.text for arg, one in zip(args, known, strict=True)]
-
-    def of(host_values: Any) -> Any:
-        return function(*[arg if one is None else one.of(host_values) for arg, one in zip(args, known, strict=True)])
-
-    met = [one for one in known if one is not None]
-    changed = next((one.changed for one in met), [])
-    offset = None
-    if len(args) == 2 and len(met) == 1:
-        swap = known[0] is None
-        offset = moved(function, met[0].offset or (met[0].text, 0), args[0 if swap else 1], swap=swap)
-    text = f"{getattr(function, '__name__', function)!s}({', '.join(texts)})"
-    return Known(of, text, all(one.of_state for one in met), offset, changed)
 
 
 def _known_operand(arg: Any) -> Known | None:

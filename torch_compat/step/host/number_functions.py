@@ -15,8 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.step.host.arrays import HostArray, of_numbers
-from torch_compat.step.host.calls import check_not_looked_at, is_traced
+from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.later_text import check_kept
 from torch_compat.step.host.offsets import width
 from torch_compat.step.host.scalars import HostScalar
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
@@ -170,6 +171,7 @@ def as_float(*args: Any) -> Any:
     """``float(*args)`` in a captured step: of a value that the running step, the host after it or the state knows, a value that
     comes later; a counter stays one."""
     value: Any = args[0] if len(args) == 1 else None
+    check_kept(float, args, {})
     if is_traced(value) and value.numel() == 1:
         value = value.item()
     if type(value) is HostFuture and (value.is_of_host() or value.stays_a_number() or (value.is_of_state() and value.may_move())):
@@ -180,6 +182,7 @@ def as_float(*args: Any) -> Any:
 def as_int(*args: Any) -> Any:
     """``int(*args)`` in a captured step: a counter, a number that is drawn, or one that the state tells stays an expression."""
     value: Any = args[0] if len(args) == 1 else None
+    check_kept(int, args, {})
     if type(value) is HostScalar:
         return value.as_int()
     if is_traced(value) and value.numel() == 1 and not (value.is_floating_point() or value.is_complex()):
@@ -194,8 +197,6 @@ def as_int(*args: Any) -> Any:
 
 def length_of(*args: Any) -> Any:
     """``len(*args)`` in a captured step: of rows that a mask selects a value that comes later."""
-    if len(args) == 1:
-        check_not_looked_at(args[0])
     return args[0].size(0) if len(args) == 1 and type(args[0]) is MaskedRows else len(*args)
 
 
@@ -210,6 +211,7 @@ def constructor(kind: Any) -> Callable[..., Any] | None:
 
 
 def _constructing(kind: Any, make: Callable[..., Any], of_list: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    @functools.wraps(kind)
     def construct(*args: Any, **kwargs: Any) -> Any:
         given = args[0] if len(args) == 1 else None
         if type(given) is HostArray:

@@ -38,10 +38,10 @@ class Said:
 
     def text_by(self, function: Callable[..., str], *before: Any) -> str:
         """The text that stands for ``function(*before, number)``."""
-        return self._calls.marker(self._calls.record(function, (*before, self._number), text=function.__name__), None)
+        return self._calls.text_of(function, *before, self._number)
 
     def __format__(self, specification: str) -> str:
-        return self._calls.marker(self._calls.record(format, (self._number, specification), text="format"), None)
+        return self._calls.text_of(format, self._number, specification)
 
     def __str__(self) -> str:
         return self.text_by(str)

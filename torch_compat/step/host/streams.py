@@ -9,7 +9,9 @@ from typing import Any
 
 import lightning_utilities.core.rank_zero as rank_zero
 
-from torch_compat.step.host.calls import HostCalls, holds_marker
+from torch_compat.step.host.calls import HostCalls
+from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.later_text import LaterText, has_marks
 from torch_compat.step.host.said import recording
 from xlatrain.bridge.errors import is_user_file
 
@@ -49,8 +51,10 @@ class RecordedStream:
         if threading.get_ident() != self._thread:
             return self._stream.write(text)
         if is_asked_by_user(sys._getframe(1)):
-            self._calls.record(_write, (self._name, text), text="write")
-        elif holds_marker(text):
+            written = self._calls.record(_write, (self._name, text), text="write")
+            if type(text) is LaterText:
+                return HostFuture(self._calls, written, like=0)  # pyright: ignore[reportReturnType]
+        elif has_marks(text):
             self._calls.refuse(
                 "a library writes a value of the step to a stream", "print it, or write it in a hook such as on_train_batch_end"
             )
@@ -71,5 +75,5 @@ class RecordedStream:
         return getattr(self._stream, name)
 
 
-def _write(name: str, text: str) -> None:
-    getattr(sys, name).write(text)
+def _write(name: str, text: str) -> int:
+    return getattr(sys, name).write(text)
