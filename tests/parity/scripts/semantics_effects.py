@@ -140,3 +140,20 @@ def global_random_numbers_of_python(run: Run) -> None:
             return super().training_step(batch, batch_idx) * (1 + random.random())
 
     fit(run, Drawing())
+
+
+@case
+def outputs_and_classes_of_values(run: Run) -> None:
+    """Hooks get the loss first, whatever place it has in the step's dict; numbers that come after the step have their class."""
+
+    class Returning(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            root, text = np.sqrt(loss.item()), f"{loss:.2f}"
+            names = [type(one).__name__ for one in (loss.item(), loss.item() > 1, root, text, batch_idx)]
+            return {"names": names, "text": text, "batch_idx": batch_idx, "loss": loss, "half": loss.detach() / 2}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            run.record.setdefault("outputs", []).append([list(outputs), outputs["names"], float(outputs["half"])])
+
+    fit(run, Returning())

@@ -48,3 +48,9 @@ def closure_loss(output: Any) -> torch.Tensor | None:
             "loss.mean()"
         )
     return loss
+
+
+def outputs_with(loss: Any, output: Any) -> dict[Any, Any]:
+    """The ``outputs`` of hooks: the loss first, then what else is in a mapping that ``training_step`` returned."""
+    others = {key: value for key, value in output.items() if key != "loss"} if isinstance(output, Mapping) else {}
+    return {"loss": loss, **others}

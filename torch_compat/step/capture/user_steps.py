@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from torch_compat.step.capture.loss import closure_loss
+from torch_compat.step.capture.loss import closure_loss, outputs_with
 from torch_compat.step.capture.step_capture import Grads, StepBody, StepInputs
 from torch_compat.step.capture.step_trace import StepTrace
 from torch_compat.step.capture.watched_backward import WatchedBackward
@@ -46,7 +46,7 @@ def training_body(accumulate: int) -> StepBody:
             return dict.fromkeys(wanted)
         objective = loss / accumulate
         seen = ValueSlot("scalars", trace.logs.add(objective)) if loss.dtype == torch.float32 and loss.ndim == 0 else objective
-        trace.result = {**(output if isinstance(output, Mapping) else {}), "loss": seen}
+        trace.result = outputs_with(seen, output)
         if not loss.requires_grad:
             raise SetupRuntimeError(
                 "element 0 of tensors does not require grad and does not have a grad_fn: the loss returned by training_step does "

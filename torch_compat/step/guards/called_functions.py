@@ -55,6 +55,7 @@ from torch_compat.step.guards.origins import (
 from torch_compat.step.guards.taking import is_taking, iterator_of, take
 from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.draws import recorded
+from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.input_functions import as_input
 from torch_compat.step.host.later_text import LaterText, check_kept, has_marks, later_text, looked_at
 from torch_compat.step.host.number_functions import as_float, as_int, constructor, extreme_of, length_of, of_lists
@@ -495,7 +496,10 @@ def _statements(source: Any) -> Any:
 
 
 def _class_of(*args: Any) -> Any:
-    """``type``; of a counter of the loop that of the number, of what stands for a parameter that of the parameter."""
+    """``type``; of a number of the step that of the number, of what stands for a parameter that of the parameter."""
     if len(args) == 1 and stood_for(args[0]) is not None:
         return class_of(args[0])
-    return args[0].__class__ if len(args) == 1 and type(args[0]) in (HostArray, HostScalar, LaterText) else type(*args)
+    if len(args) == 1 and type(args[0]) is HostFuture and args[0].example() is None:
+        raise args[0].refusal("it asks what class a value has that is computed on the host after the step")
+    stands = len(args) == 1 and type(args[0]) in (HostArray, HostFuture, HostScalar, LaterText)
+    return args[0].__class__ if stands else type(*args)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from torch_compat.step.capture.loss import closure_loss
+from torch_compat.step.capture.loss import closure_loss, outputs_with
 from torch_compat.step.eager.eager import EagerOptimization
 from torch_compat.step.outcome import StepOutcome
 from torch_compat.step.run_context import RunContext
@@ -60,4 +59,4 @@ def _training_result(output: Any, accumulate: int) -> dict[str, Any]:
     loss = closure_loss(output)
     if loss is None:
         return {}
-    return {**(output if isinstance(output, Mapping) else {}), "loss": loss.detach() / accumulate}
+    return outputs_with(loss.detach() / accumulate, output)

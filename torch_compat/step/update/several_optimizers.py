@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_compat.run import hook_calls as call
-from torch_compat.step.capture.loss import closure_loss
+from torch_compat.step.capture.loss import closure_loss, outputs_with
 from torch_compat.step.run_context import RunContext
 from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.signature_utils import is_param_in_hook_signature
@@ -73,7 +73,7 @@ def _one(run: RunContext, training_step: Callable[..., Any], batch: Any, batch_i
         loss = closure_loss(output)
         found.clear()
         if loss is not None:
-            found.update({**(dict(output) if isinstance(output, dict) else {}), "loss": loss.detach().clone()})
+            found.update(outputs_with(loss.detach().clone(), output))
         call.hooks(run, "on_before_zero_grad", plain)
         call.zero_gradients(run, batch_idx, optimizer)
         if loss is not None:

@@ -14,7 +14,7 @@ import torch
 from torch_compat.core.module import LightningModule
 from torch_compat.plugins.loss_scaling import LossScaling
 from torch_compat.run import hook_calls as call
-from torch_compat.step.capture.loss import closure_loss
+from torch_compat.step.capture.loss import closure_loss, outputs_with
 from torch_compat.step.run_context import RunContext
 from torch_compat.step.update.several_optimizers import run_several
 from torch_compat.step.update.strategy_hooks import StrategyHooks
@@ -94,8 +94,7 @@ class UserStep:
         found.clear()
         if loss is not None:
             loss = loss / run.accumulate_grad_batches
-            extra = dict(output) if isinstance(output, dict) else {}
-            found.update({**extra, "loss": loss.detach().clone()})
+            found.update(outputs_with(loss.detach().clone(), output))
         if batch_idx % run.accumulate_grad_batches == 0 and self._optimizers:
             call.hooks(run, "on_before_zero_grad", self._optimizers[0])
             call.zero_gradients(run, batch_idx, self._optimizers[0])
