@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz [--count N] [--first SEED] [--states | --loops | --hooks] [--shrink]``: what differs from stock.
+"""``python -m tests.fuzz [--count N] [--first SEED] [--states | --loops | …] [--shrink]``: what differs from stock.
 
 With ``--tally FILE`` the verdicts are written there piece by piece, and a run that was cut goes on after the last one.
 """
@@ -10,6 +10,7 @@ import collections
 import json
 from pathlib import Path
 
+from tests.fuzz.expressions import Expressions
 from tests.fuzz.features import FEATURES
 from tests.fuzz.harness import Script, shrunk, verdicts
 from tests.fuzz.hooks import Hooked
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--states", action="store_true", help="one program for each kind of host state instead of random ones")
     parser.add_argument("--loops", action="store_true", help="random loops of Fabric instead of programs of the Trainer")
     parser.add_argument("--hooks", action="store_true", help="random programs of hooks and what they change")
+    parser.add_argument("--expressions", action="store_true", help="random expressions of values of a step")
     parser.add_argument("--tally", type=Path, help="a file of verdicts: those that are in there are not found again")
     parser.add_argument("--features", action="store_true", help="one program for each other feature")
     parser.add_argument("--only", default="", help="of these, those whose name holds this")
@@ -45,7 +47,7 @@ def main() -> None:
     parser.add_argument("--source", action="store_true", help="print what would be run")
     asked = parser.parse_args()
     seeds = range(asked.first, asked.first + asked.count)
-    kind = Loop if asked.loops else Hooked if asked.hooks else Program
+    kind = Loop if asked.loops else Hooked if asked.hooks else Expressions if asked.expressions else Program
     programs: dict[str, Script] = {f"seed_{seed}": kind.random(seed) for seed in seeds}
     if asked.states:
         programs = dict(probes())

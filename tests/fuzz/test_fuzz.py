@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fuzz import known
+from tests.fuzz.expressions import Expressions
 from tests.fuzz.features import FEATURES
 from tests.fuzz.harness import Verdict, verdicts
 from tests.fuzz.hooks import Hooked
@@ -84,6 +85,12 @@ def test_random_programs_of_hooks() -> None:
     found = dict(verdicts({str(seed): Hooked.random(seed) for seed in range(10, 20)}))
     assert not {name: verdict for name, verdict in found.items() if verdict.kind not in GOOD}
     assert sum(verdict.kind == "same" for verdict in found.values()) >= 6
+
+
+def test_random_expressions() -> None:
+    """What is computed of the values of a step has stock's value and class wherever it is logged, kept, said or returned."""
+    found = dict(verdicts({str(seed): Expressions.random(seed) for seed in range(210, 222)}))
+    assert not {name: verdict for name, verdict in found.items() if verdict.kind not in (*GOOD, "void")}
 
 
 def test_random_programs_on_four_devices() -> None:
