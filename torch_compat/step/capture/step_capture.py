@@ -34,6 +34,7 @@ from torch_compat.step.host.changing_numbers import ChangingNumbers
 from torch_compat.step.host.functions import recording_host_functions
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.input_functions import InputFunctions
+from torch_compat.step.host.later_text import plain_messages
 from torch_compat.step.host.number_functions import taking_host_scalars
 from torch_compat.step.host.offsets import MovingOffsets
 from torch_compat.step.host.regions import slicing_at_moving_bounds
@@ -257,6 +258,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             _reparametrize_module(module, still_there(module, {**values, **state}), tie_weights=True, stack_weights=True),
         ):
             with (
+                plain_messages(),
                 spec.context.forward(),
                 spec.recorder.recording() as recording,
                 trace.metrics.recording(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import operator
 import types
@@ -131,6 +132,28 @@ for _name in set(dir(str)) - _KEPT - vars(LaterText).keys():
 def later_text(text: str) -> str:
     """``text``, which may have marks, as what tells who looks at it."""
     return LaterText(text) if type(text) is str and MARK in text else text
+
+
+@contextlib.contextmanager
+def plain_messages() -> Iterator[None]:
+    """Exceptions that leave the step have ordinary texts, with … for what comes later: who catches them is none of its code."""
+    try:
+        yield
+    except Exception as error:
+        waiting: list[BaseException | None] = [error]
+        met: set[int] = set()
+        while waiting:
+            told = waiting.pop()
+            if told is not None and id(told) not in met:
+                met.add(id(told))
+                told.args = tuple(_cut(one) if type(one) is LaterText else one for one in told.args)
+                waiting += [told.__cause__, told.__context__]
+        raise
+
+
+def _cut(text: LaterText) -> str:
+    head, *others = text.plain().split(MARK)
+    return head + "".join(f"…{other.partition(END)[2]}" for other in others)
 
 
 def has_marks(value: Any, depth: int = 0) -> bool:
