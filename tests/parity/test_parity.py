@@ -138,7 +138,7 @@ CASES_ABOUT_THE_HOST = {
         *("outputs_collected_by_name", "attention_by_kernels_that_are_named", "scripted_functions", "objects_made_by_steps"),
         *("parameters_whose_class_has_methods", "arrays_drawn_by_numpy", "lists_shuffled_and_rows_drawn"),
         *("functions_of_numpy_that_need_values", "rows_of_a_number_that_a_function_draws", "lists_that_beartype_checks"),
-        "tensors_of_a_module_that_the_step_walks",
+        *("tensors_of_a_module_that_the_step_walks", "a_module_of_a_library_ends_the_run_where_its_step_fails"),
         "calls_of_functions_that_keep_dicts",  # dropout, which eight devices draw otherwise
     ],
 }
@@ -384,6 +384,7 @@ EAGER_CASES = {
     "an_optimizer_that_nobody_has_returned": "SGD) that configure_optimizers did not return",
     "raises_in_the_closure_of_an_optimizer_step": "the step raises ValueError",
     "a_schedule_that_ends_too_early": "the step raises IndexError",
+    "a_module_of_a_library_ends_the_run_where_its_step_fails": "ends_the_run.py",
     "sparse_gradients_of_bags": "embedding_bag with sparse=True",
     "arrays_drawn_by_numpy_that_tensors_share": "drawn at random",
     "writes_to_a_slice_whose_place_is_drawn": "x[:, start : start + 2].mul_(2.0)",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import sys
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
@@ -498,3 +500,32 @@ def looks_at_texts(run: Run) -> None:
     seen: list[Any] = []
     run.fit(Looking(), run.trainer(max_epochs=1), DataLoader(TensorDataset(*regression_data(4 * GLOBAL_BATCH)), GLOBAL_BATCH))
     run.note("seen", seen)
+
+
+_LIBRARY = """
+import torch
+from basics import Regression
+
+class Module(Regression):
+    def training_step(self, batch, batch_idx):
+        try:
+            loss = super().training_step(batch, batch_idx)
+            return loss * 2 if torch.Tensor.__float__(loss) < 0.5 else loss
+        except Exception:
+            self.trainer.callbacks.clear()
+            self.trainer.should_stop = True
+            raise
+"""
+
+
+@case
+def a_module_of_a_library_ends_the_run_where_its_step_fails(run: Run) -> None:
+    """A capture that ends is no failure of the step's."""
+    folder = run.root / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "ends_the_run.py").write_text(_LIBRARY)
+    sys.path.append(str(folder))
+    trainer = run.trainer(max_epochs=2)
+    run.fit(importlib.import_module("ends_the_run").Module(), trainer, run.loader(*regression_data(64)))
+    run.note("steps", trainer.global_step)
+    run.note("callbacks", [type(one).__name__ for one in trainer.callbacks if type(one).__module__ == "recording"])

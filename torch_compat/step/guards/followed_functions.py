@@ -38,6 +38,10 @@ _HELD = 100  # entries: more are data, and no functions
 _NESTED = 3  # functions of Python's own library, called by one
 
 
+_CALLED = ("forward", "__call__", "training_step", "validation_step", "test_step", "predict_step")
+"""The methods of a module that code without notes calls: torch, and our loops."""
+
+
 class FollowedFunctions:
     """The functions and classes that a step may call, as far as it is known.
 
@@ -231,7 +235,7 @@ class FollowedFunctions:
                     if type(value) is types.FunctionType and (name == "forward" if of_torch else name.startswith("__")):
                         self._places.note(Lookup(kind, name, text_of(kind, name)), read=True)
             elif is_third_party(one.__module__):
-                for name in ("forward", "__call__") if of_torch else dunders(one):
+                for name in _CALLED if of_torch else dunders(one):
                     if name in vars(one):
                         self._places.note(Lookup(kind, name, text_of(kind, name)), read=True)
                         self.follow(vars(one)[name])

@@ -317,13 +317,14 @@ class NotedPlaces:
     def _staying(self, changed: Collection[Location]) -> set[Key]:
         """The changes that stay: the first of a place that only code of an installed package knows, as of a cache.
 
-        None where a function of the user's is in such places and nowhere else: the step has made it, and registered it. Nor
-        where a value of the running step is in what it keeps, which no other run may meet.
+        None of our objects, as the Trainer, which a library's module may change before an exception passes on. None where a
+        function of the user's is in such places and nowhere else: the step has made it, and registered it. Nor where a value of
+        the running step is in what it keeps, which no other run may meet.
         """
         found = {
             one.key: [one.value()] if isinstance(one, Entry | Item | Variable) else list(inside(one.owner))
             for one in changed
-            if one.key in self._of_libraries and one.key not in self._kept_changes
+            if one.key in self._of_libraries and one.key not in self._kept_changes and not self._is_ours(one)
         }
         held = Counter(id(one) for values in found.values() for one in values)
         return {
@@ -332,6 +333,13 @@ class NotedPlaces:
             if not any(_is_users(one) and _holders(one) <= 2 * held[id(one)] for one in values)
             and not _holds_of_the_step(values, else_many=False)
         }
+
+    def _is_ours(self, location: Location) -> bool:
+        """Whether a place is in an object of ours, as the Trainer is, or in a container that is an attribute of one."""
+        above = self._first.get(self._leads.get(id(location.owner), ("", 0, None)), (location,))[0]
+        owners = (location.owner, above.owner)
+        kinds = (self._objects.get(id(one), (0, type(one)))[1] for one in owners)
+        return any(is_house(kind.__module__) for kind in kinds)
 
     def _drop_own(self, of_calls: Counter[int] | None = None) -> None:
         """Forget objects that nobody else holds: the step has made them, and no other step can meet them.
