@@ -44,6 +44,7 @@ from torch_compat.step.guards.met_values import CONTAINERS, MetValues
 from torch_compat.step.guards.noted_places import TRANSPARENT, NotedPlaces
 from torch_compat.step.guards.one_shot_objects import keep_cached, refuse
 from torch_compat.step.guards.origins import (
+    is_constant,
     is_generated,
     is_house,
     is_in_python,
@@ -101,6 +102,8 @@ class CalledFunctions:
             return self._called(function, None)
         if kind is types.MethodType:
             inner, owner = function.__func__, function.__self__
+            if is_constant(type(owner)):
+                return self._of_constant(function)
             self._functions.follow_class(type(owner))
             if isinstance(inner, functools._lru_cache_wrapper):
                 return functools.partial(self._cached(inner), owner)
@@ -135,6 +138,15 @@ class CalledFunctions:
         if (made := as_input(function)) is not None:
             return self._wrapped(self._silently(made))
         return None if (draw := recorded(function)) is None else self._wrapped(draw)
+
+    def _of_constant(self, method: types.MethodType) -> Callable[..., Any]:
+        """A method of an object that never changes, whose own work is none of the step's; but a function that it is given is."""
+        plain, noted = self._silently(method), self._called(method.__func__, method.__self__, method)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (noted if any(map(callable, (*args, *kwargs.values()))) else plain)(*args, **kwargs)
+
+        return call
 
     def _silently(self, function: Any) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

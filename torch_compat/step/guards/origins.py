@@ -30,6 +30,12 @@ def is_third_party(module: str) -> bool:
 
 
 @functools.cache
+def is_constant(kind: type) -> bool:
+    """Whether objects of a class of an installed package never change, but for what they remember of themselves."""
+    return any(f"{one.__module__}.{one.__qualname__}" in policy.CONSTANTS for one in kind.__mro__)
+
+
+@functools.cache
 def is_of_user(kind: type) -> bool:
     """Whether the methods of a class are the user's: of data sets, too, whose attributes are data."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)

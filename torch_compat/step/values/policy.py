@@ -34,5 +34,7 @@ LIBRARIES = frozenset(
 """Packages whose objects and functions are looked after elsewhere, or hold nothing that a step may depend on."""
 NO_NOTES = LIBRARIES | {"torchgen", "functorch", "sympy", "mpmath", "triton", "numba", "pytest", "_pytest", "typing_extensions"}
 """Packages whose source is not rewritten, besides Python's own."""
+CONSTANTS = frozenset({"pandas.core.indexes.base.Index", "pandas.Index"})
+"""Classes of packages whose objects never change. An index makes tables of its labels when it is first asked."""
 INFRASTRUCTURE = frozenset({"torch", "torch_compat", "xlatrain", "torchmetrics", "lightning", "pytorch_lightning", "__main__"})
 """Packages of modules whose other objects are no state of a step, or are followed by their own means."""
