@@ -157,3 +157,36 @@ def outputs_and_classes_of_values(run: Run) -> None:
             run.record.setdefault("outputs", []).append([list(outputs), outputs["names"], float(outputs["half"])])
 
     fit(run, Returning())
+
+
+@case
+def numbers_of_numpy_of_counters(run: Run) -> None:
+    """What functions of numpy compute of counters and of numbers that hooks change is numpy's, also where it is kept."""
+
+    class Computing(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: list[Any] = []
+            self.drawn = 0.25
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.drawn = 0.3 * (batch_idx + 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            floor, large = np.floor(batch_idx), np.maximum(self.drawn, 2)
+            self.kept += [floor, large, floor + 1, 1 / (floor + 1), np.float32(0.5) * batch_idx, floor > 1, -np.square(batch_idx)]
+            self.kept += [
+                np.clip(self.drawn, 0, 1),
+                round(np.sqrt(batch_idx), 2),
+                int(floor),
+                floor.item(),
+                np.add(batch_idx > 0, 1),
+            ]
+            names.append(type(floor * 2).__name__)
+            return super().training_step(batch, batch_idx) * (1 + 0.01 * floor) + 0.01 * large
+
+    names: list[str] = []
+    model = Computing()
+    fit(run, model)
+    run.note("kept", [[type(one).__name__, float(one)] for one in model.kept])
+    run.note("names", names)

@@ -195,17 +195,17 @@ class ScalarTracer:
         parts = [_operand(leaf) for leaf in leaves]
 
         def value(of: Callable[[_Operand], Any]) -> Any:
-            return _as_number(function(*pytree.tree_unflatten(map(of, parts), spec)))
+            return _as_one(function(*pytree.tree_unflatten(map(of, parts), spec)))
 
         def expression(host_values: HostValues) -> Any:
             return value(lambda part: part.expression(host_values))
 
         given = str(pytree.tree_unflatten([part.text for part in parts], spec)).replace("'", "")
         now, text = value(lambda part: part.value), f"{function.__name__}{given}"
-        if type(now) in (int, float):
+        if type(_as_number(now)) in (int, float):
             return HostScalar(self, expression, text, now)
-        if type(now) is bool:
-            return self.guard(expression, text)
+        if type(_as_number(now)) is bool:
+            return type(now)(self.guard(lambda host_values: bool(expression(host_values)), text))
         return function(*pytree.tree_unflatten([one._exact() if type(one) is HostScalar else one for one in leaves], spec))
 
 
@@ -223,7 +223,7 @@ def _binary(symbol: str, function: Callable[[Any, Any], Any], *, swap: bool = Fa
             lambda host_values: function(left.expression(host_values), right.expression(host_values)),
             text,
             value,
-            moved(function, self._offset, other, swap=swap),
+            None if isinstance(value, np.generic) else moved(function, self._offset, other, swap=swap),
         )
 
     return method
@@ -239,7 +239,7 @@ class _Operand:
 def _operand(number: Any) -> _Operand:
     """A host scalar, or a Python number, as part of an expression."""
     if type(number) is HostScalar:
-        return _Operand(number._expression, number._text, number._value)
+        return _Operand(*number.deferred(), number.shown())
     return _Operand(lambda host_values: number, repr(number), number)
 
 
@@ -247,9 +247,14 @@ def _comparison(symbol: str, function: Callable[[Any, Any], bool]) -> Any:
     def method(self: HostScalar, other: Any) -> Any:
         if type(other) is not HostScalar and not issubclass(type(other), int | float):
             return NotImplemented
-        mine, theirs = self._expression, _operand(other)
+        mine, theirs = _operand(self), _operand(other)
         guard = f"{self._text} {symbol} {theirs.text}"
-        return self._tracer.guard(lambda host_values: function(mine(host_values), theirs.expression(host_values)), guard)
+        kind: Any = type(function(mine.value, theirs.value))  # or numpy's
+        return kind(
+            self._tracer.guard(
+                lambda host_values: bool(function(mine.expression(host_values), theirs.expression(host_values))), guard
+            )
+        )
 
     return method
 
@@ -266,30 +271,39 @@ def _pair(first: Callable[[Any, Any], Any], second: Callable[[Any, Any], Any], *
 
 def _unary(name: str, function: Callable[[Any], Any]) -> Any:
     def method(self: HostScalar, *args: Any) -> Any:
-        mine = self._expression
-        value = function(self._value, *args)
+        mine, _ = self.deferred()
+        value = function(self.shown(), *args)
         return HostScalar(self._tracer, lambda host_values: function(mine(host_values), *args), f"{name}({self._text})", value)
 
     return method
 
 
 class HostScalar:
-    """A counter of the loop, or an expression over counters, while a step is captured. It passes for an ``int`` or ``float``."""
+    """A counter of the loop, or an expression over counters, while a step is captured. It passes for an ``int`` or ``float``.
+
+    Or for a number of numpy's, where one of its functions has computed it. It is computed with as Python's all the same.
+    """
 
     def __init__(self, tracer: ScalarTracer, expression: Expression, text: str, value: Any, offset: Offset | None = None) -> None:
         self._tracer = tracer
-        self._expression = expression
+        self._kind: Any = type(value) if isinstance(value, np.generic) else None
+        self._expression = expression if self._kind is None else lambda host_values: _as_number(expression(host_values))
         self._text = text
-        self._value = value
+        self._value = _as_number(value)
         self._offset = offset or (text, 0)
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return type(self._value)
+        return self._kind or type(self._value)
+
+    def shown(self) -> Any:
+        """The value as user code would have it now."""
+        return self._value if self._kind is None else self._kind(self._value)
 
     def _exact(self) -> Any:
         """The value, for uses that need it as it is; a guard on exactly this value."""
-        return self._tracer.exact(self._expression, self._text)
+        value = self._tracer.exact(self._expression, self._text)
+        return value if self._kind is None else self._kind(value)
 
     def tensor(self) -> torch.Tensor:
         """The value as a traced 0-d tensor."""
@@ -311,7 +325,7 @@ class HostScalar:
     @property
     def as_offset(self) -> Offset | None:
         """The number as another and what is added to that, where it is a whole number."""
-        return self._offset if type(self._value) is int else None
+        return self._offset if self._is_index() else None
 
     @property
     def is_drawn(self) -> bool:
@@ -320,11 +334,15 @@ class HostScalar:
 
     def as_int(self) -> HostScalar:
         """The number as ``int()`` gives it."""
-        return self if type(self._value) is int else self.mapped(int)
+        return self if self._is_index() else self.mapped(int)
+
+    def _is_index(self) -> bool:
+        return self._kind is None and type(self._value) is int
 
     def deferred(self) -> tuple[Expression, str]:
         """The expression and its text, to be evaluated with the counters of a later step."""
-        return self._expression, self._text
+        mine, kind = self._expression, self._kind
+        return mine if kind is None else lambda host_values: kind(mine(host_values)), self._text
 
     def entry_of(self, holder: Any) -> Any:
         """``holder[self]``: of a list, tuple, dict or array of numbers of one type an expression for later steps too.
@@ -381,12 +399,9 @@ class HostScalar:
         return np.asarray(self._exact(), dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        inputs = tuple(map(_as_number, inputs))
-        if method == "__call__" and not kwargs and all(map(_is_number, inputs)):
-            if ufunc in _OPERATORS:
-                return _OPERATORS[ufunc](*inputs)
-            if ufunc.nout == 1:
-                return self._tracer.computed(ufunc, inputs)
+        inputs = tuple(map(_as_one, inputs))
+        if method == "__call__" and not kwargs and all(map(_is_number, inputs)) and ufunc.nout == 1:
+            return self._tracer.computed(ufunc, inputs)
         return getattr(ufunc, method)(*(one._exact() if type(one) is HostScalar else one for one in inputs), **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -403,7 +418,7 @@ class HostScalar:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self._value), (self._exact(),)
+        return self.__class__, (self._exact(),)
 
     def __bool__(self) -> bool:
         return self._tracer.guard(lambda host_values: bool(self._expression(host_values)), f"bool({self._text})")
@@ -438,8 +453,8 @@ class HostScalar:
         return self if calls is None else Said(self, calls)
 
     def item(self) -> Any:
-        """The number itself (numpy's and torch's way to ask for it)."""
-        return self._exact()
+        """The number itself (numpy's and torch's way to ask for it); of a number of numpy's Python's."""
+        return self._exact() if self._kind is None else self.mapped(_as_number)
 
     __add__, __radd__ = _binary("+", operator.add), _binary("+", operator.add, swap=True)
     __sub__, __rsub__ = _binary("-", operator.sub), _binary("-", operator.sub, swap=True)
@@ -463,33 +478,19 @@ class HostScalar:
     __eq__, __ne__ = _comparison("==", operator.eq), _comparison("!=", operator.ne)
 
 
-_OPERATORS: dict[Any, Callable[[Any, Any], Any]] = {
-    np.add: operator.add,
-    np.subtract: operator.sub,
-    np.multiply: operator.mul,
-    np.true_divide: operator.truediv,
-    np.floor_divide: operator.floordiv,
-    np.remainder: operator.mod,
-    np.power: operator.pow,
-    np.less: operator.lt,
-    np.less_equal: operator.le,
-    np.greater: operator.gt,
-    np.greater_equal: operator.ge,
-    np.equal: operator.eq,
-    np.not_equal: operator.ne,
-}
-"""What ``np.float64(0.1) * batch_idx`` calls."""
+def _as_one(value: Any) -> Any:
+    """An array that is a number (``np.float64(1) < n`` makes some) as the number."""
+    return value[()] if type(value) is np.ndarray and value.ndim == 0 else value
 
 
 def _as_number(value: Any) -> Any:
-    """A number of numpy's, or an array that is one (of which ``np.float64(1) < n`` makes two), as Python's."""
-    is_one = isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)
-    return value.item() if is_one and value.dtype.kind in "biuf" else value
+    """A number of numpy's as Python's."""
+    return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
 
 
 def _is_number(value: Any) -> bool:
     """Whether it is a counter, a number, or an argument of numpy's that is left out."""
-    return type(value) is HostScalar or value is None or isinstance(value, int | float)
+    return type(value) is HostScalar or value is None or isinstance(value, int | float | np.number | np.bool_)
 
 
 def was_written(tensor: torch.Tensor) -> bool:
