@@ -31,6 +31,7 @@ from torch_compat.step.host.calls import HostCall, HostCalls
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.percent import percent
 from torch_compat.step.host.streams import RecordedStream
+from torch_compat.step.values import policy
 from torch_compat.step.values.user_objects import containers_around
 from xlatrain.bridge.errors import CaptureError
 
@@ -316,3 +317,22 @@ def test_streams_say_after_the_step_what_the_users_code_writes(capsys: pytest.Ca
     assert not capsys.readouterr().out and len(calls.calls) == 1
     results_of(calls)
     assert capsys.readouterr().out == "later"
+
+
+class Frame:
+    """As pandas has its tables: what it holds is out of a capture's reach."""
+
+    def __init__(self) -> None:
+        self.asked = itertools.count(1)
+
+    def ask(self) -> int:
+        return next(self.asked)
+
+
+def test_an_object_whose_changes_cannot_be_taken_back_is_not_touched_by_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "KEPT_IN_C", frozenset({f"{__name__}.Frame"}))
+    frame = Frame()
+    model = Looking(lambda text: frame.ask())
+    with pytest.warns(UserWarning, match=r"it uses a Frame, of which a capture could not take back"):
+        model.run()
+    assert model.found == [1, 2]

@@ -97,7 +97,7 @@ class CalledFunctions:
         kind = type(function)
         if (found := self._taking_or_drawing(function)) is not None:
             return found
-        self._places.refuse_one_shot(function)
+        self._places.check_usable(function)
         if kind is types.FunctionType:
             return self._called(function, None)
         if kind is types.MethodType:

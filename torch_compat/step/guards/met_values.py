@@ -98,7 +98,7 @@ class MetValues:
             return
         if name in TAKING and self._places.takes(owner):
             return
-        self._places.refuse_one_shot(owner)
+        self._places.check_usable(owner)
         if kind is RecordedObject:
             owner = owner.stands_for()
             kind = type(owner)
@@ -284,7 +284,7 @@ class MetValues:
             return
         if value is builtins.__dict__:  # in the globals of every module; a capture replaces some of them
             return
-        self._places.refuse_one_shot(value)
+        self._places.check_usable(value)
         if self._places.takes(value):
             refuse(f"a {kind.__name__}")
         if id(value) in self._places.iterators:

@@ -34,8 +34,8 @@ from torch_compat.step.guards.locations import (
     Variable,
     is_variable,
 )
-from torch_compat.step.guards.one_shot_objects import is_consumed, is_found, is_iterator, refuse, runs_no_code
-from torch_compat.step.guards.origins import is_house, is_library, is_noted, is_third_party
+from torch_compat.step.guards.one_shot_objects import is_consumed, is_found, is_iterator, refuse, refuse_kept_in_c, runs_no_code
+from torch_compat.step.guards.origins import is_house, is_kept_in_c, is_library, is_noted, is_third_party
 from torch_compat.step.guards.param_groups import ParamGroups
 from torch_compat.step.guards.pulled_places import Given
 from torch_compat.step.host.arrays import HostArray
@@ -160,14 +160,16 @@ class NotedPlaces:
             return False
         return (id(value) in self.iterators or id(value) in self._one_shots or is_found(value)) and runs_no_code(value)
 
-    def refuse_one_shot(self, value: Any) -> None:
-        """Refuse an iterator or a mock that a name leads to.
+    def check_usable(self, value: Any) -> None:
+        """Refuse an iterator or a mock that a name leads to, and an object whose changes could not be taken back.
 
         Raises:
             CaptureError: by name.
         """
         if id(value) in self._one_shots:
             refuse(self._one_shots[id(value)])
+        if is_kept_in_c(type(value)):
+            refuse_kept_in_c(type(value).__name__)
 
     def leads(self, key: Key, value: Any) -> None:
         """``value`` was found at a place."""

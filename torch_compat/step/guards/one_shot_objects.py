@@ -134,6 +134,17 @@ def refuse(text: str) -> NoReturn:
     raise error
 
 
+def refuse_kept_in_c(name: str) -> NoReturn:
+    """Raises:
+    CaptureError: always; names the user's line.
+    """
+    raise CaptureError(
+        f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: it uses a {name}, of which a capture could "
+        "not take back what a step changes.\n  Fix: take what the step needs out of it in a hook (on_train_batch_start), as "
+        "numbers, tensors or an array."
+    )
+
+
 @contextlib.contextmanager
 def emptied() -> Iterator[None]:
     """Empty the caches of ``functools.cache`` that a capture fills with tensors without values, at its end."""

@@ -32,7 +32,17 @@ def is_third_party(module: str) -> bool:
 @functools.cache
 def is_constant(kind: type) -> bool:
     """Whether objects of a class of an installed package never change, but for what they remember of themselves."""
-    return any(f"{one.__module__}.{one.__qualname__}" in policy.CONSTANTS for one in kind.__mro__)
+    return _is_listed(kind, policy.CONSTANTS)
+
+
+@functools.cache
+def is_kept_in_c(kind: type) -> bool:
+    """Whether a capture cannot take back what a step changes of an object of the class."""
+    return _is_listed(kind, policy.KEPT_IN_C)
+
+
+def _is_listed(kind: type, names: frozenset[str]) -> bool:
+    return any(f"{one.__module__}.{one.__qualname__}" in names for one in kind.__mro__)
 
 
 @functools.cache

@@ -36,5 +36,7 @@ NO_NOTES = LIBRARIES | {"torchgen", "functorch", "sympy", "mpmath", "triton", "n
 """Packages whose source is not rewritten, besides Python's own."""
 CONSTANTS = frozenset({"pandas.core.indexes.base.Index", "pandas.Index"})
 """Classes of packages whose objects never change. An index makes tables of its labels when it is first asked."""
+KEPT_IN_C = frozenset({"pandas.core.frame.DataFrame", "pandas.core.series.Series", "pandas.DataFrame", "pandas.Series"})
+"""Classes of packages whose objects keep what they hold in objects of C, of which a capture cannot take back what it changes."""
 INFRASTRUCTURE = frozenset({"torch", "torch_compat", "xlatrain", "torchmetrics", "lightning", "pytorch_lightning", "__main__"})
 """Packages of modules whose other objects are no state of a step, or are followed by their own means."""
