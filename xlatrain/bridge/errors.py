@@ -67,13 +67,19 @@ def let_go(error: BaseException) -> None:
 
     Weak references of the user's would stay alive until garbage is collected.
     """
+    for told in chain_of(error):
+        traceback.clear_frames(told.__traceback__)
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """``error`` and the exceptions that led to it, each once."""
     waiting: list[BaseException | None] = [error]
     known: set[int] = set()
     while waiting:
         told = waiting.pop()
         if told is not None and id(told) not in known:
             known.add(id(told))
-            traceback.clear_frames(told.__traceback__)
+            yield told
             waiting += [told.__cause__, told.__context__]
 
 

@@ -49,13 +49,18 @@ def texts_of_tensors(run: Run) -> None:
     run.note("texts", model.seen)
 
 
-@case
-def said_in_each_step(run: Run) -> None:
-    """By ``print``, ``self.print``, loggers and streams: one program, whose counters are those of each step."""
-    logger, stream = logging.getLogger("asked_texts"), io.StringIO()
+def logger_into_a_stream(name: str) -> tuple[logging.Logger, io.StringIO]:
+    logger, stream = logging.getLogger(name), io.StringIO()
     logger.addHandler(logging.StreamHandler(stream))
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    return logger, stream
+
+
+@case
+def said_in_each_step(run: Run) -> None:
+    """By ``print``, ``self.print``, loggers and streams: one program, whose counters are those of each step."""
+    logger, stream = logger_into_a_stream("asked_texts")
 
     def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
         loss = F.mse_loss(h, y)
@@ -80,10 +85,7 @@ def said_in_each_step(run: Run) -> None:
 @case
 def padded_and_put_together(run: Run) -> None:
     """Texts of values in others, in columns, in what is kept; tensors that a logger shows, with what they have seen."""
-    logger, stream = logging.getLogger("asked_texts_padded"), io.StringIO()
-    logger.addHandler(logging.StreamHandler(stream))
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    logger, stream = logger_into_a_stream("asked_texts_padded")
 
     def loss_of(self: Branching, h: Tensor, y: Tensor) -> Tensor:
         loss = F.mse_loss(h, y)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
-from xlatrain.bridge.errors import is_user_file
+from xlatrain.bridge.errors import chain_of, is_user_file
 
 MARK, END = "\u29da\u2e28", "\u2e29\u29db"  # characters that can be printed and are no space: no function drops them unseen
 
@@ -140,14 +140,8 @@ def plain_messages() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        waiting: list[BaseException | None] = [error]
-        met: set[int] = set()
-        while waiting:
-            told = waiting.pop()
-            if told is not None and id(told) not in met:
-                met.add(id(told))
-                told.args = tuple(_cut(one) if type(one) is LaterText else one for one in told.args)
-                waiting += [told.__cause__, told.__context__]
+        for told in chain_of(error):
+            told.args = tuple(_cut(one) if type(one) is LaterText else one for one in told.args)
         raise
 
 
