@@ -498,7 +498,7 @@ def looks_at_texts(run: Run) -> None:
             return loss
 
     seen: list[Any] = []
-    run.fit(Looking(), run.trainer(max_epochs=1), DataLoader(TensorDataset(*regression_data(4 * GLOBAL_BATCH)), GLOBAL_BATCH))
+    run.fit(Looking(), run.trainer(max_epochs=1), run.loader(*regression_data(4 * GLOBAL_BATCH)))
     run.note("seen", seen)
 
 
