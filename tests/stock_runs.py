@@ -182,7 +182,9 @@ def _imported(node: ast.AST) -> list[str]:
 @functools.cache
 def _surroundings() -> tuple[Any, ...]:
     named = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    releases = {_normal(one.name): one.version for one in importlib.metadata.distributions()}
+    releases: dict[str, str] = {}
+    for one in importlib.metadata.distributions():
+        releases.setdefault(_normal(one.name), one.version)  # the first is imported; setuptools adds its own copies as the last
     return platform.python_version(), _processors(), sorted((one, releases.get(_normal(one))) for one in named)
 
 

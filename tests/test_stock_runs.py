@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,19 @@ def test_again_in_another_release_of_a_package(tmp_path: Path, runs: list[int], 
     before = result(tmp_path, runs)
     monkeypatch.setattr(stock_runs, "_surroundings", lambda: ("lightning 9",))
     assert (before, result(tmp_path, runs)) == (1, 2)
+
+
+def test_not_again_where_a_package_brings_a_copy_of_another(
+    tmp_path: Path, runs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """setuptools does, for whatever test imports it."""
+    before = result(tmp_path, runs)
+    copied = tmp_path / "vendored" / "numpy-1.0.dist-info"
+    copied.mkdir(parents=True)
+    (copied / "METADATA").write_text("Name: numpy\nVersion: 1.0\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(copied.parent)])
+    stock_runs._surroundings.cache_clear()
+    assert (before, result(tmp_path, runs)) == (1, 1)
 
 
 def test_not_what_is_ours_and_not_what_was_cut_off(tmp_path: Path, runs: list[int]) -> None:
