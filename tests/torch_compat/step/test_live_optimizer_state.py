@@ -23,3 +23,15 @@ def test_arrays_that_a_failed_step_took_with_it_do_not_hide_its_error() -> None:
         states.push()
     states.end(failed=True)
     assert all(optimizer.state is before for optimizer, before in zip(optimizers, own, strict=True))
+
+
+def test_what_user_code_takes_out_of_a_state_from_before_the_run_stays_out() -> None:
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD(params, 0.1, momentum=0.5)
+    for param in params:
+        param.grad = torch.ones(2)
+    optimizer.step()
+    states = LiveOptimizerStates([optimizer], lambda: None, lambda: None)
+    optimizer.state.pop(optimizer.param_groups[0]["params"].pop())
+    states.push()
+    assert list(optimizer.state_dict()["state"]) == [0]

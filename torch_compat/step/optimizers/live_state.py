@@ -207,6 +207,9 @@ class LiveOptimizerStates:
                 read_lazy(tensor)
         self._load()
         self._held = {slot: weakref.ref(tensor) for slot, tensor in self._tensors()}
+        for optimizer, live in zip(self._optimizers, self._live, strict=True):
+            for param in live.own.keys() - optimizer.state.keys():  # taken out by user code, maybe with its place in a group
+                del live.own[param]
         self._hide()
         for slot, tensor in self._still_held():
             become_lazy(tensor, _OfToday(self, slot))
