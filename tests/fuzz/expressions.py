@@ -32,6 +32,24 @@ s ~ str((y > 0).sum().item()) ~ '%d' % self.global_step ~ f'{self.kept:.1f}' ~ s
 """)
 """Kinds (tensor, number, bool, text) and values."""
 
+GRADIENTS = _table("""
+t ~ self.layer.weight.grad.norm() ~ self.layer.bias.grad.sum() ~ self.layer.weight.grad[0, 1] ~ self.layer.weight.grad.abs().max()
+t ~ sum(p.grad.square().sum() for p in self.parameters()) ~ torch.stack([p.grad.norm() for p in self.parameters()]).norm()
+t ~ (self.layer.weight.grad * self.layer.weight).mean() ~ self.layer.weight.norm()
+t ~ self.layer.weight.grad.detach().clone().mean()
+t ~ torch.nn.utils.clip_grad_norm_(self.parameters(), 0.5) ~ self.buf.mean() ~ self.last
+n ~ self.layer.weight.grad.norm().item() ~ float(self.layer.bias.grad.sum()) ~ self.layer.weight.grad.tolist()[0][1]
+n ~ max(p.grad.abs().max().item() for p in self.parameters()) ~ sum(p.grad.numel() for p in self.parameters()) ~ self.kept
+n ~ float(self.layer.weight.grad.numpy()[0, 0]) ~ self.global_step ~ self.current_epoch
+n ~ self.hooked ~ int((self.layer.weight.grad > 0).sum())
+b ~ bool((self.layer.weight.grad > 0).any()) ~ bool(torch.isfinite(self.layer.bias.grad).all())
+b ~ self.layer.weight.grad.norm().item() > 0.5
+b ~ self.layer.weight.grad is None ~ self.flag
+s ~ f'{self.layer.weight.grad.norm():.3f}' ~ str(tuple(self.layer.weight.grad.shape))
+s ~ f'{self.layer.bias.grad.sum().item():.2f}' ~ self.name
+""")
+"""The same after a backward pass, outside of the step."""
+
 FUNCTIONS = _table("""
 tnb = ~ {} + 1 ~ 2 * {} - 0.5 ~ {} / 3 ~ {} // 2 ~ {} % 3 ~ {} * {} ~ +{} ~ 1 - {} ~ {} - 0.25
 tn = ~ -{} ~ abs({}) ~ {} ** 2 ~ min({}, 2) ~ max({}, 0.5) ~ sum([{}, 1]) ~ divmod({}, 2)[1] ~ ({} if {} > 0.5 else 3)
@@ -85,7 +103,19 @@ USES: tuple[tuple[str, str], ...] = (
 )
 """Kinds that it takes, and a statement in which ``{e}`` is used."""
 
-_WHERE = ("training_step", "training_step", "training_step", "validation_step")
+_CHANGES: tuple[tuple[str, str], ...] = (
+    ("tnb", "self.layer.weight.grad *= 1 + 0.1 * float({e})"),
+    ("tn", "self.layer.bias.grad.add_(0.01 * {e})"),
+    ("tnb", "if {e}:\n            self.layer.weight.grad.mul_(0.5)"),
+    ("t", "self.layer.bias.grad = self.layer.bias.grad * {e}"),
+    ("nb", "self.layer.weight.grad[0] = float({e})"),
+    ("tn", "with torch.no_grad():\n            self.layer.bias.add_(0.01 * {e})"),
+)
+"""Kinds, and statements that change a gradient or a weight after a backward pass."""
+
+_HOOKS = ("on_after_backward", "on_before_optimizer_step")
+_WHERE = ("training_step", "training_step", "training_step", "validation_step", *_HOOKS)
+_IN_FABRIC = ("fabric_step", "fabric_step", "fabric_evaluation", "fabric_backward", "fabric_backward")
 
 _HEAD = """
 import math, operator, random, re, warnings
@@ -146,6 +176,97 @@ class Model(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)]
 """
 
+_LOOP = """
+from lightning.fabric import Fabric
+
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+        self.register_buffer("buf", torch.zeros(2))
+    def forward(self, x):
+        return self.layer(x)
+
+class Run:
+    def __init__(self, fabric):
+        torch.manual_seed(0)
+        self.fabric = fabric
+        net, head = Plain(), torch.nn.Linear(2, 2)
+        self.optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.05, momentum=0.5)
+        self.net, self.optimizer = fabric.setup(net, self.optimizer)
+        self.head = fabric.setup_module(head)
+        self.layer, self.buf = self.net.layer, torch.zeros(2)
+        self.count, self.last = torch.zeros((), dtype=torch.long), torch.tensor(0.5)
+        self.store, self.table, self.nested, self.seen, self.notes, self.taken = [], {{}}, {{"n": []}}, set(), [], []
+        self.kept, self.hooked, self.drawn, self.flag, self.limit, self.name, self.total = 0.5, 1, 0.25, False, 0.7, "n0", 0
+        self.global_step, self.current_epoch, self.training, self.taker = 0, 0, True, self
+        random.seed(3)
+        np.random.seed(3)
+    def parameters(self):
+        return self.net.parameters()
+    def log(self, name, value, **options):
+        self.notes.append([name, shown(value)])
+    def take(self, value, name):
+        self.taken.append((name, value))
+    def changed(self, batch_idx):
+        self.hooked += 1
+        self.flag, self.name, self.drawn = not self.flag, f"n{{batch_idx}}", 0.25 * (batch_idx + 1)
+    def step(self, batch, batch_idx):
+        x, y = batch
+        h = self.head(self.net(x))
+        loss = F.mse_loss(h, y)
+        out = {{}}
+        {fabric_step}
+        self.fabric.backward(loss)
+        self.after(batch_idx)
+        out["loss"] = loss.detach()
+        return out
+    def after(self, batch_idx):
+        out = {{}}
+        {fabric_backward}
+    def evaluate(self, batch, batch_idx):
+        x, y = batch
+        h = self.head(self.net(x))
+        loss = F.mse_loss(h, y)
+        out = {{}}
+        {fabric_evaluation}
+        out["loss"] = loss
+        return out
+
+def main(devices):
+    fabric = Fabric(accelerator="cpu", devices=devices)
+    fabric.launch()
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(16, 3, generator=generator) * torch.linspace(0.5, 2, 16)[:, None]
+    data = TensorDataset(x, x[:, :2] * 0.7 + 0.3)
+    run, loader = Run(fabric), fabric.setup_dataloaders(DataLoader(data, 4))
+    for run.current_epoch in range(2):
+        for batch_idx, batch in enumerate(loader):
+            run.changed(batch_idx)
+            waits = {waits}
+            with fabric.no_backward_sync(run.net, enabled=waits), fabric.no_backward_sync(run.head, enabled=waits):
+                out = run.step(batch, batch_idx)
+            if not waits:
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+                run.global_step += 1
+            run.notes.append(shown(out))
+            run.notes.append(shown({{key: one for key, one in vars(run).items() if key.startswith("attr")}}))
+            run.notes.append(shown([run.kept, run.last, run.buf, run.total]))
+            run.count += 1
+        run.net.eval(), run.head.eval()
+        run.training = False
+        with torch.no_grad():
+            for batch_idx, batch in enumerate(loader):
+                run.notes.append(shown(run.evaluate(batch, batch_idx)))
+        run.net.train(), run.head.train()
+        run.training = True
+    found = {{"notes": run.notes, "store": shown(run.store), "table": shown(run.table), "nested": shown(run.nested)}}
+    found |= {{"taken": shown(run.taken), "seen": sorted(run.seen), "weights": run.net.layer.weight.tolist()}}
+    found |= {{"head": run.head.weight.tolist()}}
+    return found, fabric
+"""
+
 _STEP = """
     def {name}(self, batch, batch_idx):
         x, y = batch
@@ -183,27 +304,46 @@ class Expressions:
     @classmethod
     def random(cls, seed: int) -> Self:
         rng = random.Random(seed)
-        return cls(tuple((number, f"{rng.choice(_WHERE)}: {_statement(rng, number)}") for number in range(rng.randint(1, _MOST))))
+        places = rng.choice((_WHERE, _WHERE, _IN_FABRIC))
+        chosen = [(number, rng.choice(places)) for number in range(rng.randint(1, _MOST))]
+        return cls(tuple((number, f"{where}: {_statement(rng, number, where)}") for number, where in chosen))
 
     def without(self, number: int) -> Self:
         return replace(self, features=tuple(one for one in self.features if one[0] != number))
 
     def source(self) -> str:
+        texts = [text.partition(": ") for _, text in self.features]
         steps = ""
         for name in ("training_step", "validation_step"):
-            lines = [text.partition(": ")[2] for _, text in self.features if text.startswith(name)]
+            lines = [text for where, _, text in texts if where == name]
             steps += _STEP.format(name=name, lines="\n        ".join(lines or ["pass"]))
-        return _HEAD + steps + _TAIL
+        for name, arguments in zip(_HOOKS, ("self", "self, optimizer"), strict=True):
+            lines = [text for where, _, text in texts if where == name]
+            steps += (
+                f"\n    def {name}({arguments}):\n        out = {{}}\n        " + "\n        ".join(lines) + "\n" if lines else ""
+            )
+        if not any(where in _IN_FABRIC for where, _, _ in texts):
+            return _HEAD + steps + _TAIL
+        lines = {name: "\n        ".join(text for where, _, text in texts if where == name) or "pass" for name in _IN_FABRIC}
+        return _HEAD + _LOOP.format(**lines, waits="batch_idx % 2 == 0" if len(texts) % 2 else "False")
 
 
-def _statement(rng: random.Random, number: int) -> str:
+def _statement(rng: random.Random, number: int, where: str) -> str:
+    after = where in _HOOKS or where == "fabric_backward"
+    values = GRADIENTS if after else VALUES
+    if where in _IN_FABRIC:
+        values = [one for one in values if "self.trainer" not in one[1] and "self.optimizers" not in one[1]]
+    choices = (
+        [(kinds, use) for kinds, use in USES if not ("loss" in use or "batch_idx" in use)] + list(_CHANGES) if after else USES
+    )
+    functions = [one for one in FUNCTIONS if not (after and ("h.mean" in one[2] or "x[" in one[2]))]
     while True:
-        kind, text = rng.choice(VALUES)
+        kind, text = rng.choice(values)
         for _ in range(rng.choice((0, 1, 1, 1, 2, 2))):
-            _, given, function = rng.choice([one for one in FUNCTIONS if kind in one[0]])
+            _, given, function = rng.choice([one for one in functions if kind in one[0]])
             count = function.count("{}")
             text = f"({function.format(*[text] * count) if '{{' in function else function.replace('{}', text)})"
             kind = ("n" if kind == "b" else kind) if given == "=" else given
-        uses = [use for kinds, use in USES if kind in kinds]
+        uses = [use for kinds, use in choices if kind in kinds]
         if uses:
             return rng.choice(uses).format(k=number, e=text)
