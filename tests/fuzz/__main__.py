@@ -15,6 +15,7 @@ from tests.fuzz.features import FEATURES
 from tests.fuzz.harness import Script, shrunk, verdicts
 from tests.fuzz.hooks import Hooked
 from tests.fuzz.loops import Loop
+from tests.fuzz.objects import Objects, each
 from tests.fuzz.programs import WRITTEN, Program, probe
 from tests.fuzz.states import STATES
 
@@ -40,6 +41,8 @@ def main() -> None:
     parser.add_argument("--loops", action="store_true", help="random loops of Fabric instead of programs of the Trainer")
     parser.add_argument("--hooks", action="store_true", help="random programs of hooks and what they change")
     parser.add_argument("--expressions", action="store_true", help="random expressions of values of a step")
+    parser.add_argument("--objects", action="store_true", help="random uses of objects that are written in C")
+    parser.add_argument("--kinds", action="store_true", help="one program for each kind of these objects and each use of it")
     parser.add_argument("--tally", type=Path, help="a file of verdicts: those that are in there are not found again")
     parser.add_argument("--features", action="store_true", help="one program for each other feature")
     parser.add_argument("--only", default="", help="of these, those whose name holds this")
@@ -48,11 +51,14 @@ def main() -> None:
     asked = parser.parse_args()
     seeds = range(asked.first, asked.first + asked.count)
     kind = Loop if asked.loops else Hooked if asked.hooks else Expressions if asked.expressions else Program
+    kind = Objects if asked.objects else kind
     programs: dict[str, Script] = {f"seed_{seed}": kind.random(seed) for seed in seeds}
     if asked.states:
         programs = dict(probes())
     if asked.features:
         programs = {name: Program(((0, name),)) for name in FEATURES}
+    if asked.kinds:
+        programs = dict(each())
     programs = {name: program for name, program in programs.items() if asked.only in name}
     if asked.source:
         print(*(program.source() for program in programs.values()), sep="\n")

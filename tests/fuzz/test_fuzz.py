@@ -12,6 +12,7 @@ from tests.fuzz.features import FEATURES
 from tests.fuzz.harness import Verdict, verdicts
 from tests.fuzz.hooks import Hooked
 from tests.fuzz.loops import Loop
+from tests.fuzz.objects import Objects
 from tests.fuzz.programs import WRITTEN, Program, probe
 from tests.fuzz.states import STATES
 
@@ -90,6 +91,12 @@ def test_random_programs_of_hooks() -> None:
 def test_random_expressions() -> None:
     """What is computed of the values of a step has stock's value and class wherever it is logged, kept, said or returned."""
     found = dict(verdicts({str(seed): Expressions.random(seed) for seed in range(210, 222)}))
+    assert not {name: verdict for name, verdict in found.items() if verdict.kind not in (*GOOD, "void")}
+
+
+def test_random_uses_of_objects_in_c() -> None:
+    """What steps and hooks change of them has been done as often as in stock; most steps that do are eager before."""
+    found = dict(verdicts({str(seed): Objects.random(seed) for seed in range(12)}))
     assert not {name: verdict for name, verdict in found.items() if verdict.kind not in (*GOOD, "void")}
 
 

@@ -364,6 +364,7 @@ EAGER_CASES = {
     "a_view_of_a_buffer_read_after_the_buffer_is_written": "another one that it is given is a view",
     "takes_from_a_generator_in_vain": "surroundings.py",
     "writes_to_a_file": "surroundings.py",
+    "changes_objects_that_are_kept_in_c": "of which a capture could not take back what a step changes",
     "looks_at_texts": "formats the value of a tensor into a text",
     "reads_the_metrics": "surroundings.py",
     "reads_the_gradients_of_the_step_before": "surroundings.py",
@@ -403,6 +404,7 @@ if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]  (`
 # Cases whose training is compiled, with the steps that are not, and why.
 ON_HOST_CASES = {
     "validation_that_decodes_in_python": {"validation_step": "wild_kinds.py"},
+    "changes_a_hash_in_validation": {"validation_step": "of which a capture could not take back what a step changes"},
     "options_set_in_validation": {"validation_step": "optimizers[0].param_groups[0]['lr'] ="},
     "second_loader_that_begins_again": {"the first training_step": "self.source, from which the step takes, is at its end"},
     "layers_made_by_the_first_batch": {"the first training_step": "a Lazy module"},

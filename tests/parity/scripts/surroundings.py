@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import surroundings_followed  # noqa: F401
+import surroundings_in_c  # noqa: F401
 import surroundings_replaced  # noqa: F401
 import torch
 import torch.nn.functional as F

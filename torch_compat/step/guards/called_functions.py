@@ -28,7 +28,6 @@ from torch_compat.step.guards.known_functions import (
     CHANGES,
     FILLS,
     IS_AMBIENT,
-    NO_STATE,
     OF_FILES,
     OF_FRAMES,
     ONLY_FILLS,
@@ -36,18 +35,16 @@ from torch_compat.step.guards.known_functions import (
     SETS_ATTRIBUTE,
     TAKES_DATA,
     VALUES,
-    is_plain,
     is_setting,
 )
-from torch_compat.step.guards.locations import Ambient, Contents, Entry, File, Opaque, Result, static_lookup, text_of
+from torch_compat.step.guards.locations import Ambient, Contents, Entry, File, Result, static_lookup, text_of
 from torch_compat.step.guards.met_values import CONTAINERS, MetValues
-from torch_compat.step.guards.noted_places import TRANSPARENT, NotedPlaces
+from torch_compat.step.guards.noted_places import TRANSPARENT, NotedPlaces, is_of_the_host
 from torch_compat.step.guards.one_shot_objects import keep_cached, refuse
 from torch_compat.step.guards.origins import (
     is_constant,
     is_generated,
     is_house,
-    is_in_python,
     is_library,
     is_third_party,
     names_of,
@@ -62,7 +59,7 @@ from torch_compat.step.host.later_text import LaterText, check_kept, has_marks, 
 from torch_compat.step.host.number_functions import as_float, as_int, constructor, extreme_of, length_of, of_lists
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import host_random_state, same_state
-from torch_compat.step.values.marks import PLAIN, has_contents
+from torch_compat.step.values.marks import PLAIN
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.taken_values import TakenValues
 from torch_compat.step.values.user_objects import is_user_class
@@ -219,7 +216,7 @@ class CalledFunctions:
         if is_library(module) and function.__name__ in _TAKES_FILES | TAKES_DATA:
             return self._wrapped(called)
         if module.partition(".")[0] in OF_FRAMES:
-            if module == "logging":
+            if module.partition(".")[0] == "logging":
                 self._values.walk(owner)
             return called
         if is_house(module):  # what records the calls of a function of Python looks who calls it
@@ -304,7 +301,9 @@ class CalledFunctions:
                 self._places.of_library = of_library
                 note(*args, **kwargs)
             check_kept(function, args, kwargs)
-            return later_text(function(*args, **kwargs))
+            result = function(*args, **kwargs)
+            self._places.makes(result)
+            return later_text(result)
 
         return called
 
@@ -337,6 +336,7 @@ class CalledFunctions:
             self._values.walk(owner)
         if isinstance(owner, torch.Generator | np.random.RandomState) and name in ("initial_seed", "get_state"):
             return self._asking_setting(function)
+        self._places.check_changed(owner)
         if kind in TRANSPARENT or isinstance(owner, torch.Tensor) or is_library(kind.__module__):
             return self._taking(function) if kind is not str else self._wrapped(function)
         if isinstance(owner, type):
@@ -350,13 +350,6 @@ class CalledFunctions:
         if isinstance(owner, dict) and name in ("get", "__getitem__", "__contains__"):
             return self._of_entry(function, owner)
         self._values.walk(owner)
-        if (
-            kind.__module__.partition(".")[0] not in NO_STATE
-            and not is_user_class(kind)
-            and not has_contents(kind)
-            and not is_in_python(kind)
-        ):
-            self._places.note(Opaque(owner, f"a {kind.__module__}.{kind.__qualname__}"), read=True)
         return self._wrapped(function)
 
     def _of_entry(self, function: Any, owner: dict[Any, Any]) -> Callable[..., Any]:
@@ -466,7 +459,7 @@ class CalledFunctions:
             numbers = any(type(one) is HostScalar for one in pytree.tree_leaves((args, kwargs)))
             with self._changing_nothing(refusal) if numbers else contextlib.nullcontext():
                 result = function(*args, **kwargs)
-            if not is_plain(result) or (type(result) is tuple and not all(map(is_plain, result))):
+            if not is_of_the_host(result):
                 self._traced_caches.add(function)
             elif function not in self._traced_caches:
                 keep_cached(function)

@@ -40,15 +40,6 @@ _SETTINGS_OF = frozenset(
 _SETTING = re.compile(r"(is|get|are|has)(_|[a-z])|active_count$|enumerate$|main_thread$")
 _SEEDS = frozenset({"initial_seed", "geterr", "get_printoptions", "geterrcall", "getbufsize", "getstate"})
 _NO_SETTING = frozenset({"getrandom", "get_ident", "get_native_id", "getrefcount", "getsizeof", "get_objects"})
-NO_STATE = frozenset(
-    {"builtins", "re", "_sre", "datetime", "_datetime", "decimal", "_decimal", "fractions", "_struct", "struct", "functools"}
-    | {"_functools", "operator", "_operator", "itertools", "_thread", "threading", "contextvars", "_contextvars", "weakref"}
-    | {"_weakref", "_weakrefset", "collections", "_collections", "_collections_abc", "_io", "io", "types", "typing", "pathlib"}
-    | {"array", "ctypes", "_ctypes", "queue", "_queue", "uuid", "zoneinfo", "random", "_random", "enum", "abc"}
-    | {"_abc", "string", "time", "json", "_json", "unittest", "mmap", "posix"}
-    | {"pybind11_builtins"}  # what its functions are bound to: a record of the function itself
-)
-"""Modules in C whose objects hold nothing that changes, or what is known."""
 AMBIENT = tuple(
     function
     for function in (

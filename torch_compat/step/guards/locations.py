@@ -211,7 +211,7 @@ def _copy(holder: Any) -> Any:
         return memoryview(holder).tobytes()
     if isinstance(holder, OrderedDict):  # which dict.copy would not see in its order
         return dict(OrderedDict.items(holder))
-    kinds: tuple[Any, ...] = (dict, list, set, deque, bytearray, np.ndarray)
+    kinds: tuple[Any, ...] = (dict, list, set, deque, bytearray, np.ndarray, np.void)
     found = next((kind.copy(holder) for kind in kinds if isinstance(holder, kind)), None)  # a subclass's may differ
     return holder if isinstance(holder, tuple) else found
 
@@ -228,6 +228,9 @@ def put_back(holder: Any, copy: Any) -> None:
             memoryview(holder).cast("B")[:] = copy
     elif isinstance(holder, dict):
         put_entries(holder, copy)
+    elif isinstance(holder, np.void):
+        for name in holder.dtype.names or ():
+            holder[name] = copy[name]
     else:
         holder.clear()
         (holder.update if isinstance(holder, set) else holder.extend)(copy)

@@ -42,6 +42,7 @@ from torch_compat.step.guards.origins import is_heap_type, is_house, is_library,
 from torch_compat.step.guards.param_groups import ParamGroups
 from torch_compat.step.guards.stray_modules import places_of
 from torch_compat.step.values import policy
+from torch_compat.step.values.kept_in_c import keeps_in_c
 from torch_compat.step.values.marks import has_contents, inside, slots
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.taken_values import TAKING
@@ -176,7 +177,21 @@ class MetValues:
         else:
             self._places.note(Lookup(owner, name, text_of(owner, name)), read=False)
 
+    def updates(self, owner: Any, name: str) -> None:
+        """``owner.name += …`` may change what is there, as that of a list or an array does."""
+        if type(owner) in TRANSPARENT or id(owner) in self._owned:
+            return
+        held, own = attributes_of(owner), MISSING
+        if held is not None and name in held:
+            own = held[name]
+        elif is_memory(static_lookup(type(owner), name)):
+            own = getattr(owner, name, MISSING)
+        if has_contents(type(own)) or keeps_in_c(type(own)):
+            self.walk(own)
+            self.fills(own)
+
     def fills(self, holder: Any) -> None:
+        self._places.check_changed(holder)
         if type(holder) not in TRANSPARENT and not isinstance(holder, _OPAQUE):
             if id(holder) not in self._filled:  # a line takes longer to find than a place
                 where = user_line(traceback.extract_stack()) or "the step"
@@ -265,6 +280,8 @@ class MetValues:
             self._places.has_attributes(owner, held)
         if found is not MISSING and is_heap_type(kind):
             self._places.note(Lookup(kind, name, text), read=True)
+        if keeps_in_c(kind) and (found is MISSING or is_memory(found)) and not is_plain(getattr(owner, name, None)):
+            self._places.check_changed(owner)  # by what the attribute gives: it may be a view
         if isinstance(found, property):
             if held is not None and (kept := f"_{name}") in held and is_library(kind.__module__):
                 self._places.note(Entry(held, kept, text), read=True)
@@ -285,6 +302,7 @@ class MetValues:
         if value is builtins.__dict__:  # in the globals of every module; a capture replaces some of them
             return
         self._places.check_usable(value)
+        self._places.check_changed(value)
         if self._places.takes(value):
             refuse(f"a {kind.__name__}")
         if id(value) in self._places.iterators:
@@ -302,7 +320,7 @@ class MetValues:
             self._walk_contents(value, kind, depth)
 
     def _walk_contents(self, value: Any, kind: type, depth: int) -> None:
-        if not is_user_class(kind) and is_library(kind.__module__) and not issubclass(kind, np.ndarray):
+        if not is_user_class(kind) and is_library(kind.__module__) and not issubclass(kind, np.ndarray | np.void):
             self._functions.follow_class(kind)
             return
         held = attributes_of(value)

@@ -44,6 +44,7 @@ from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.later_text import LaterText
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import state_of, use_of
+from torch_compat.step.values.kept_in_c import keeps_in_c, kept_alone
 from torch_compat.step.values.marks import PLAIN, Same, inside, mark
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.own_dict import OwnDict
@@ -57,6 +58,8 @@ _OF_STREAMS = (
     "Keep a generator as an attribute of the module (self.rng), where draws are made anew for every step, or "
     "draw with torch (torch.rand, …); use a file in a hook."
 )
+_JUST_MADE = 3
+"""References to what a call has given, as they are counted here."""
 _NOT_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, types.ModuleType)
 OF_THE_STEP = (
     FakeTensor,
@@ -111,6 +114,7 @@ class NotedPlaces:
     def __init__(self, follow: Callable[[Location, Any], None], kept_changes: dict[Key, Location] | None = None) -> None:
         self.iterators: dict[int, str] = {}
         self.of_library = False
+        self._made: dict[int, Any] = {}  # objects that keep what they hold in C
         self._follow = follow
         self._one_shots: dict[int, str] = {}  # iterators and mocks that names lead to
         self._first: dict[Key, tuple[Location, Hashable, Any]] = {}
@@ -161,7 +165,7 @@ class NotedPlaces:
         return (id(value) in self.iterators or id(value) in self._one_shots or is_found(value)) and runs_no_code(value)
 
     def check_usable(self, value: Any) -> None:
-        """Refuse an iterator or a mock that a name leads to, and an object whose changes could not be taken back.
+        """Refuse an iterator or a mock that a name leads to, and an object of a class whose changes could not be taken back.
 
         Raises:
             CaptureError: by name.
@@ -170,6 +174,20 @@ class NotedPlaces:
             refuse(self._one_shots[id(value)])
         if is_kept_in_c(type(value)):
             refuse_kept_in_c(type(value).__name__)
+
+    def check_changed(self, value: Any) -> None:
+        """Refuse what may change an object that keeps what it holds in C, but for one that the step has made.
+
+        Raises:
+            CaptureError: by name.
+        """
+        if keeps_in_c(type(value)) and id(value) not in self._made and not any(value is one for one in _standard_streams()):
+            refuse_kept_in_c(type(value).__name__)
+
+    def makes(self, value: Any) -> None:
+        """The step's Python has called something that gave ``value``: nobody else holds what it has made."""
+        if sys.getrefcount(value) <= _JUST_MADE:
+            self._made |= {id(one): one for one in ([value] if keeps_in_c(type(value)) else kept_alone(value))}
 
     def leads(self, key: Key, value: Any) -> None:
         """``value`` was found at a place."""
@@ -202,6 +220,7 @@ class NotedPlaces:
         Returns:
             places that the step has read, and what it has changed that nobody follows, which is as it was again.
         """
+        self._made.clear()
         self._drop_own()
         for location, _, kept in self._first.values():
             _put_back_tensor(location, kept)
@@ -428,6 +447,21 @@ def _holds_of_the_step(value: Any, *, else_many: bool = True) -> bool:
         elif isinstance(one, types.MethodType):
             todo.append(one.__self__)
     return False
+
+
+def is_of_the_host(value: Any) -> bool:
+    """Whether neither a value of the running step nor a tensor is in it, nor what may hold one that cannot be looked at."""
+    todo, met = [value], {}
+    while todo:
+        one = todo.pop()
+        if id(one) in met or isinstance(one, PLAIN):
+            continue
+        met[id(one)] = one
+        if len(met) > _MOST or stands_in(one) or isinstance(one, (torch.Tensor, types.FunctionType, *_NOT_FOLLOWED)):
+            return False
+        if not isinstance(one, type):
+            todo += inside(one)
+    return True
 
 
 def _is_users(value: Any) -> bool:

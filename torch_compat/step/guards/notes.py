@@ -41,6 +41,9 @@ class Observer(Protocol):
     def stores(self, owner: Any, name: str) -> None:
         """``owner.name`` is about to be assigned or deleted."""
 
+    def updates(self, owner: Any, name: str) -> None:
+        """``owner.name += …`` is about to change what is there, if it can be changed."""
+
     def fills(self, holder: Any) -> None:
         """``holder[…]`` is about to be assigned or deleted."""
 
@@ -123,6 +126,7 @@ class Notes:
     def changes(self, owner: Any, name: str) -> Any:
         self._tell("attribute", owner, name)
         self._tell("stores", owner, name)
+        self._tell("updates", owner, name)
         return owner
 
     def fills(self, holder: Any) -> Any:

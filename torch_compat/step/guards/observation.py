@@ -52,6 +52,7 @@ class Observation:
         self.value = self._values.walk
         self.member = self._values.member
         self.stores = self._values.stores
+        self.updates = self._values.updates
         self.fills = self._values.fills
         self.call = self._calls.call
         self.source = self._calls.source

@@ -37,7 +37,7 @@ def is_constant(kind: type) -> bool:
 
 @functools.cache
 def is_kept_in_c(kind: type) -> bool:
-    """Whether a capture cannot take back what a step changes of an object of the class."""
+    """Whether a capture cannot take back what a step changes of an object of the class, whatever it does with one."""
     return _is_listed(kind, policy.KEPT_IN_C)
 
 
@@ -83,11 +83,6 @@ def is_generated(file: str) -> bool:
 def is_made(kind: type) -> bool:
     """Whether a class has methods that a program has made in no module."""
     return bool(kind.__flags__ & _HEAP_TYPE) and kind.__module__ == "builtins"
-
-
-@functools.cache
-def is_in_python(kind: type) -> bool:
-    return bool(kind.__flags__ & _HEAP_TYPE) and "__dict__" in dir(kind)
 
 
 def dunders(kind: type) -> list[str]:

@@ -20,6 +20,8 @@ def state_of(value: Any) -> Any:
         return value.getstate()
     if isinstance(value, np.random.Generator):
         return copy.deepcopy(value.bit_generator.state)
+    if isinstance(value, np.random.BitGenerator):
+        return copy.deepcopy(value.state)
     if isinstance(value, np.random.RandomState):
         return value.get_state(legacy=False)
     if isinstance(value, io.StringIO | io.BytesIO):
@@ -68,6 +70,8 @@ def set_state(generator: Any, state: Any) -> None:
         generator.setstate(state)
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
+    elif isinstance(generator, np.random.BitGenerator):
+        generator.state = state
     else:
         generator.set_state(state)
 

@@ -15,7 +15,6 @@ import functools
 import io
 import logging
 import operator
-import queue
 import threading
 import types
 import weakref
@@ -134,9 +133,9 @@ _CONTENTS: tuple[tuple[Any, Callable[[Any], Hashable]], ...] = (
     ((*_SIMPLE, ctypes.Array, ctypes.Structure, ctypes.Union), bytes),
     ((_Lock,), lambda held: held.locked()),
     (_RLock, repr),
-    (queue.SimpleQueue, lambda held: held.qsize()),
     (decimal.Context, repr),
     (np.ndarray, _of_array),
+    (np.void, lambda held: (str(held.dtype), held.tobytes())),
     (functools.partial, _of_partial),
     (functools._lru_cache_wrapper, lambda held: held.cache_info()[1:]),
     (logging.Logger, _of_logger),
