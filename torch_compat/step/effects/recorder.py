@@ -148,6 +148,8 @@ class Recording:
                         self._see(place.then("item", key), item, known, depth + 1)
             elif not isinstance(value, set):
                 self._see_entries(place, value, known, depth)
+            if is_user_object(value):  # of a class of the user's, which has attributes besides
+                self._see_object(place, value, known, depth)
         elif isinstance(value, tuple):
             self._see_entries(place, value, known, depth)
         elif isinstance(value, np.ndarray):

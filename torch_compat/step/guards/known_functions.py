@@ -26,7 +26,7 @@ ASKS_NOTHING = frozenset(
     )
 )
 ASKS_ATTRIBUTE = {id(getattr): 1, id(hasattr): 1, id(object.__getattribute__): 1}
-SETS_ATTRIBUTE = {id(setattr): 1, id(delattr): 1, id(object.__setattr__): 1}
+SETS_ATTRIBUTE = {id(setattr): 1, id(delattr): 1, id(object.__setattr__): 1, id(type.__setattr__): 1}
 FILLS = frozenset(
     {"append", "appendleft", "extend", "insert", "add", "update", "__setitem__", "__delitem__", "remove", "discard", "clear"}
 )

@@ -179,12 +179,14 @@ class MetValues:
 
     def updates(self, owner: Any, name: str) -> None:
         """``owner.name += …`` may change what is there, as that of a list or an array does."""
-        if type(owner) in TRANSPARENT or id(owner) in self._owned:
+        if type(owner) in TRANSPARENT:
             return
-        held, own = attributes_of(owner), MISSING
+        held = None if isinstance(owner, type) else attributes_of(owner)
         if held is not None and name in held:
+            if id(owner) in self._owned:
+                return
             own = held[name]
-        elif is_memory(static_lookup(type(owner), name)):
+        elif is_memory(own := static_lookup(owner, name)):  # else of a class
             own = getattr(owner, name, MISSING)
         if has_contents(type(own)) or keeps_in_c(type(own)):
             self.walk(own)
