@@ -18,6 +18,7 @@ from torch_compat import LightningModule, Trainer
 from torch_compat.run.report import ExecutorLog
 from torch_compat.step import kept_graphs
 from torch_compat.step.mesh_step_runner import MeshStepRunner
+from xlatrain.bridge.capture import capture as capture_module
 from xlatrain.bridge.capture.capture import capture
 from xlatrain.step.optimizers import RULES
 
@@ -339,3 +340,27 @@ def test_initial_states_need_the_named_options_only(name: str) -> None:
     param = jnp.ones((2, 2))
     given, all_options = rule.init(param, dict(rule.initial(defaults))), rule.init(param, defaults)
     assert {key: value.tolist() for key, value in given.items()} == {key: value.tolist() for key, value in all_options.items()}
+
+
+def test_the_graph_that_tells_that_a_step_is_another_is_that_of_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[Any] = []
+    make = capture_module._traced
+    monkeypatch.setattr(capture_module, "_traced", lambda *args: traced.append(None) or make(*args))
+
+    class Scaled:
+        @staticmethod
+        def of(x: Tensor) -> Tensor:
+            return x * 1.0
+
+    class Changing(Net):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            return Scaled.of(super().training_step(batch, batch_idx))
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if self.global_step >= BATCHES:
+                before = Scaled.of
+                Scaled.of = staticmethod(lambda x: before(x) * 0.5)
+
+    run = trainer(max_epochs=2)
+    run.fit(Changing(), data())
+    assert (log_of(run)[:2], len(traced)) == ((1 + BATCHES, 1 + BATCHES), 1 + BATCHES)

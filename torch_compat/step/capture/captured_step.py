@@ -57,15 +57,16 @@ class CapturedStep(StepRun):
 
         Args:
             inputs: of the run.
-            take: whether a graph of an earlier run may be taken.
-            attended: whether one of this run of the module may be taken, too.
+            take: whether a graph that is there may be taken.
+            attended: whether one of this run of the module counts as taken, too.
         """
         graphs = inputs.graphs
         told = (inputs.form, run.ops, run.outside, run.by_identity)
-        may_take = take and (attended or inputs.may_be_kept)
-        kept = graphs.find(*told) if graphs is not None and may_take else None
+        kept = graphs.find(*told) if graphs is not None and take else None
         if kept is not None:
             there = {**vars(run), "recording": Recording(lambda: kept.capture)}
+            if not (attended or inputs.may_be_kept):  # this run has made it, to compare it with another
+                return cls(**there, kept=kept)
             return cls(**there, kept=kept, taken=True, audited=kept.audited((run.text, run.reads)))
         origins = run.recording.origins
         stored = graphs.stored(*told, origins) if graphs is not None and origins and not attended else None

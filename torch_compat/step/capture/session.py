@@ -160,6 +160,8 @@ class CaptureSession:
             host_values = replace(host_values, assumptions=Assumptions(forced=step.scalars.outcomes))
 
         def use(run: StepRun, inputs: StepInputs) -> Difference | None:
+            if run.ops != step.ops:  # its graph is kept: where it is another, a program is made of it
+                run = CapturedStep.of(run, inputs, take=True)
             return run.same_as(step)
 
         found: Difference | Exception | None
