@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import logging
 import operator
 import random
 import re
@@ -308,6 +309,38 @@ def test_a_text_that_is_kept_or_put_into_others_is_that_of_each_step(look: str) 
         warnings.filterwarnings("error", "Steps run eagerly")
         model.run()
     assert model.found == [KEEPS[look](text) for text in ("2.00", "30.00")]
+
+
+DROPS: dict[str, Any] = {
+    "alone": lambda text, loss, n: None,
+    "in a dict": lambda text, loss, n: len({"loss": text}),
+    "padded": lambda text, loss, n: text.rjust(9) + f"{text:>9}" + "%9s" % text is None,
+    "put together": lambda text, loss, n: ", ".join([text, f"{n}", *(f"{one}: {text}" for one in "ab")]) is None,
+    "a number's": lambda text, loss, n: str(loss.item()) + "%.2f" % loss.item() + "{:.2f}".format(loss.item()) is None,
+    "a tensor's": lambda text, loss, n: str(loss) + repr(loss) is None,
+    "of an exception": lambda text, loss, n: n > 5 and ValueError(text) and None,
+    "now and then": lambda text, loss, n: text if n == 1 else None,
+    "said now and then": lambda text, loss, n: print(f"{n}: {text}") if n == 1 else None,
+    "at a level that says nothing": lambda text, loss, n: logging.getLogger("of a test").debug(text),
+}
+
+
+class Dropping(Looking):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = self.layer(batch).mean() * 0 + batch.mean()
+        self.found.append(self.look(f"{loss.detach():.2f}", loss.detach(), batch_idx))
+        return loss
+
+
+@pytest.mark.parametrize("look", DROPS)
+def test_a_text_that_nobody_wants_is_dropped(look: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Dropping(DROPS[look])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Steps run eagerly")
+        model.run()
+    said = capsys.readouterr().out
+    assert model.found == [DROPS[look](f"{value:.2f}", torch.tensor(value), n) for n, value in enumerate((2.0, 30.0))]
+    assert said == capsys.readouterr().out
 
 
 def test_streams_say_after_the_step_what_the_users_code_writes(capsys: pytest.CaptureFixture[str]) -> None:

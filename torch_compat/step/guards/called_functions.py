@@ -55,7 +55,7 @@ from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.draws import recorded
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.input_functions import as_input
-from torch_compat.step.host.later_text import LaterText, check_kept, has_marks, later_text, looked_at
+from torch_compat.step.host.later_text import LaterText, check_kept, has_marks, looked_at, result_of
 from torch_compat.step.host.number_functions import as_float, as_int, constructor, extreme_of, length_of, of_lists
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import host_random_state, same_state
@@ -303,7 +303,7 @@ class CalledFunctions:
             check_kept(function, args, kwargs)
             result = function(*args, **kwargs)
             self._places.makes(result)
-            return later_text(result)
+            return result_of(function, result)
 
         return called
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from torch_compat.step.host.later_text import has_marks, later_text, looked_at
+from torch_compat.step.host.later_text import has_marks, looked_at, put_together
 from torch_compat.step.host.percent import percent
 from torch_compat.step.host.said import is_recording, said
 from xlatrain.bridge.errors import CaptureError, user_line
@@ -108,7 +108,7 @@ class Notes:
 
     def text(self, text: str) -> str:
         """The note of a text that was put together."""
-        return later_text(text)
+        return put_together(text)
 
     def entry(self, holder: Any, key: Any) -> Any:
         self._tell("entry", holder, key)

@@ -197,7 +197,7 @@ class Rewriter(ast.NodeTransformer):
             for one in node.values:
                 if isinstance(one, ast.FormattedValue):
                     one.value = self._note("said", one.value)
-        return node if len(node.values) == 1 else self._note("text", node)
+        return self._note("text", node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)

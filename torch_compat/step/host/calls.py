@@ -19,7 +19,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from torch_compat.step.host.later_text import END, MARK, RECORDER, later_text
+from torch_compat.step.host.later_text import END, MARK, RECORDER, LaterText, later_text
 from torch_compat.step.host.slots import ComputedSlot, ValueSlot
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.errors import CaptureError, user_line
@@ -99,6 +99,8 @@ class HostCalls:
     _texts: list[tuple[ValueSlot, str | None]] = field(default_factory=list)
     _used_texts: set[int] = field(default_factory=set)
     _may_be_dropped: set[int] = field(default_factory=set)
+    _put_together: set[int] = field(default_factory=set)
+    _given: set[int] = field(default_factory=set)
 
     def record(
         self,
@@ -154,14 +156,26 @@ class HostCalls:
         if may_be_dropped:
             self._may_be_dropped.add(len(self._texts) - 1)
         text = f"{MARK}{len(self._texts) - 1}{END}"
-        if may_be_dropped:
-            return text
         RECORDER.set(self)
-        return later_text(text)
+        return text if may_be_dropped else later_text(text)
 
     def text_of(self, function: Callable[..., str], *args: Any) -> str:
         """The text that stands for ``function(*args)``, which changes nothing."""
-        return self.marker(self.record(function, args, text=function.__name__, pure=True), None)
+        text = self.marker(self.record(function, args, text=function.__name__, pure=True), None)
+        if all(self._is_put_together(arg) for arg in args if type(arg) is LaterText):
+            self.note_put_together(text)
+        return text
+
+    def note_put_together(self, text: str) -> None:
+        """See :class:`~torch_compat.step.host.later_text.Recorder`."""
+        self._put_together.update(_numbers(text))
+
+    def note_given(self, text: str) -> None:
+        """See :class:`~torch_compat.step.host.later_text.Recorder`."""
+        self._given.update(_numbers(text))
+
+    def _is_put_together(self, text: LaterText) -> bool:
+        return _numbers(text) <= self._put_together - self._given
 
     def text_slot(self, text: str) -> ComputedSlot | str:
         """A slot for ``text``, if values were formatted into it, else ``text``."""
@@ -205,13 +219,19 @@ class HostCalls:
 
         Raises:
             CaptureError: a text with a value in it was neither passed to a call nor kept, so that the step's Python must have
-                looked at it.
+                looked at it: unless followed code alone has had it, where looks are told.
         """
-        if len(self._used_texts | self._may_be_dropped) < len(self._texts):
+        may_be_dropped = self._may_be_dropped | (self._put_together - self._given)
+        if len(self._used_texts | may_be_dropped) < len(self._texts):
             raise CaptureError(
                 "the step cannot be captured: it formats the value of a tensor into a text and then uses the text otherwise "
                 "than by printing, logging, storing or returning it.\n  Fix: format values in a hook such as on_train_batch_end."
             )
+
+
+def _numbers(text: str) -> set[int]:
+    """The numbers of the values in a text with marks."""
+    return {int(part.partition(END)[0]) for part in str.__str__(text).split(MARK)[1:]}
 
 
 def _selected(rows: torch.Tensor, valid: torch.Tensor, axis: int) -> torch.Tensor:

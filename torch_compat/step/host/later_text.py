@@ -26,6 +26,14 @@ class Recorder(Protocol):
         """The text that stands for ``function(*args)``."""
         ...
 
+    def note_put_together(self, text: str) -> None:
+        """Note a text with marks that followed code has put together."""
+        ...
+
+    def note_given(self, text: str) -> None:
+        """Note a text with marks that a function has got whose code is not followed."""
+        ...
+
     def refuse(self, reason: str, fix: str) -> Exception:
         """The error for a use of a value that does not exist yet."""
         ...
@@ -134,6 +142,14 @@ def later_text(text: str) -> str:
     return LaterText(text) if type(text) is str and MARK in text else text
 
 
+def put_together(text: str) -> str:
+    """:func:`later_text`, of a text that followed code has put together."""
+    recorder = RECORDER.get()
+    if recorder is not None and str.__contains__(text, MARK):
+        recorder.note_put_together(text)
+    return later_text(text)
+
+
 @contextlib.contextmanager
 def plain_messages() -> Iterator[None]:
     """Exceptions that leave the step have ordinary texts, with … for what comes later: who catches them is none of its code."""
@@ -150,16 +166,24 @@ def _cut(text: LaterText) -> str:
     return head + "".join(f"…{other.partition(END)[2]}" for other in others)
 
 
-def has_marks(value: Any, depth: int = 0) -> bool:
+def result_of(function: Any, value: Any) -> Any:
+    """What followed code has of a function whose own code is not followed."""
+    return put_together(value) if _makes_texts(function) and issubclass(type(value), str) else later_text(value)
+
+
+def has_marks(value: Any) -> bool:
     """Whether a value, or what is in a container, is a text with marks."""
+    return any(True for _ in _marked(value))
+
+
+def _marked(value: Any, depth: int = 0) -> Iterator[str]:
+    """The texts with marks that a value is, or that are in a container."""
     kind = type(value)
-    if kind is LaterText:
-        return True
-    if kind is str:
-        return MARK in value
-    if depth == _DEPTH or kind not in (list, tuple, dict, deque):
-        return False
-    return any(has_marks(one, depth + 1) for one in (value.values() if kind is dict else value))
+    if kind is LaterText or (kind is str and MARK in value):
+        yield value
+    elif depth < _DEPTH and kind in (list, tuple, dict, deque):
+        for one in value.values() if kind is dict else value:
+            yield from _marked(one, depth + 1)
 
 
 _LOOKING = frozenset(
@@ -182,16 +206,20 @@ def check_kept(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     Raises:
         CaptureError: it is given a text with marks, and may look at it unseen.
     """
-    if RECORDER.get() is None:
+    recorder = RECORDER.get()
+    if recorder is None:
         return
     given = (*args, *kwargs.values())
     if any(function is one for one in _NAMED):
         if has_marks(args[1:2]):
             raise looked_at()
         return
-    marked = any(map(has_marks, given))
+    marked = [text for one in given for text in _marked(one)]
     if marked and not _asks(function):
         raise looked_at()
+    if not _makes_texts(function):
+        for text in marked:
+            recorder.note_given(text)
     for one in given:
         if callable(one) and not _asks(one) and (marked or (_is_of_texts(one) and any(isinstance(o, Iterator) for o in given))):
             raise looked_at()
@@ -201,12 +229,21 @@ def _is_of_texts(function: Any) -> bool:
     return type(function) is types.MethodDescriptorType and function.__objclass__ is str
 
 
+def _makes_texts(function: Any) -> bool:
+    """Whether all that a function does with texts is to put them together."""
+    return _is_of_a_text(function) or _is_of_texts(function) or any(function is one for one in (str, repr, format))
+
+
+def _is_of_a_text(function: Any) -> bool:
+    return issubclass(type(getattr(function, "__self__", None)), str)
+
+
 def _asks(function: Any) -> bool:
     """Whether a function looks at texts by asking them, if it does, so that they know."""
     if _is_of_texts(function):
         return function.__name__ == "join"
     owner = getattr(function, "__self__", None)
-    if issubclass(type(owner), str):
+    if _is_of_a_text(function):
         return type(owner) is LaterText or function.__name__ in ("join", "format")
     if isinstance(function, types.FunctionType | types.MethodType) and is_user_file(function.__code__.co_filename):
         return True

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
-from torch_compat.step.host.later_text import LaterText, later_text
+from torch_compat.step.host.later_text import LaterText, put_together
 from torch_compat.step.host.said import Said, said
 from xlatrain.bridge.errors import CaptureError
 
@@ -46,7 +46,7 @@ def percent(template: Any, values: Any, *, is_said: bool) -> Any:
         parts.append(_part(f"%{form}{found['kind']}", value))
     if type(values) is not dict and next(rest, _MISSING) is not _MISSING:
         return template % values  # which raises what Python raises
-    return later_text("".join([*map(str.__str__, parts), template[end:]]))
+    return put_together("".join([*map(str.__str__, parts), template[end:]]))
 
 
 def _comes_later(value: Any) -> bool:
