@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
+import io
 import types
 from typing import Any
 
 import numpy as np
 import torch
 from basics import Regression, regression_data
+from lightning_utilities.core.apply_func import apply_to_collection
 from recording import Run, case
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from tqdm import tqdm
 from transformers import PretrainedConfig
 
 CONFIG = PretrainedConfig(alpha=1.0)
@@ -39,6 +45,11 @@ class Meter:
         self.sum += value * n
         self.count += n
         self.average = self.sum / self.count
+
+
+class Leaving:
+    def __exit__(self, *_: Any) -> None:
+        """Nothing is left to be done."""
 
 
 METER, LAST = Meter(), argparse.Namespace()
@@ -162,3 +173,55 @@ def smoothed_in_a_namespace(run: Run) -> None:
 
     SPACE.smooth = 0.0
     run.fit(Smoothing(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+
+
+@case
+def filled_objects_of_pythons_library(run: Run) -> None:
+    """Their methods are Python: a ChainMap has its entries in the first dict of a list, an ExitStack in a deque."""
+    settings, exits, leaving = collections.ChainMap[str, Any]({}, {"last": -1}), contextlib.ExitStack(), Leaving()
+
+    class Filling(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            settings["last"] = batch_idx
+            settings["text"] = f"{loss * 0:.2f} in {batch_idx}"
+            exits.push(leaving)
+            with contextlib.ExitStack() as stack:
+                stack.callback(self.left.append, batch_idx)
+            return loss
+
+    Filling.left = []
+    run.fit(Filling(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+    run.note("kept", [dict(settings), len(exits._exit_callbacks), Filling.left])
+
+
+@case
+def methods_of_containers_that_libraries_call(run: Run) -> None:
+    class Kept:
+        counts, seen, last, table = [], set(), collections.deque(maxlen=2), {}
+
+    class Giving(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            apply_to_collection([batch_idx], int, Kept.counts.append)
+            tree_map(Kept.seen.add, {"a": batch_idx})
+            with contextlib.ExitStack() as stack:
+                stack.callback(Kept.last.appendleft, batch_idx)
+                stack.callback(Kept.table.update, last=batch_idx)
+            return super().training_step(batch, batch_idx)
+
+    run.fit(Giving(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+    run.note("kept", [Kept.counts, sorted(Kept.seen), list(Kept.last), Kept.table])
+
+
+@case
+def a_bar_of_the_users_own_that_a_step_moves(run: Run) -> None:
+    """It holds a lock, so that the step is eager: what the attempt to capture it has changed is taken back."""
+    bar = tqdm(total=100, file=io.StringIO(), mininterval=0)
+
+    class Moving(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            bar.update(1)
+            return super().training_step(batch, batch_idx)
+
+    run.fit(Moving(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+    run.note("moved", bar.n)

@@ -240,6 +240,7 @@ class CaptureSession:
             Exception: where all runs lead to one, the first that tells why there is no capture, else the user's first.
         """
         first: Exception | None = None
+        kept = self._guards.kept_changes(name)
         attempt = self._fresh(name, host_values)
         if exact_offsets is not None:
             attempt = replace(attempt, offsets=MovingOffsets(exact_offsets))
@@ -261,6 +262,7 @@ class CaptureSession:
                 if first is None or (isinstance(error, BridgeError) and not isinstance(first, BridgeError)):
                     first = error
             if again is None:
+                self._guards.take_back_kept(name, kept)
                 assert first is not None
                 raise first from first.__cause__
             attempt = again

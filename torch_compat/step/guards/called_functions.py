@@ -73,6 +73,13 @@ _CALLABLE = (types.FunctionType, types.MethodType, functools.partial, torch.nn.M
 _TAKES_FILES = frozenset({"load", "loadtxt", "genfromtxt", "fromfile"})
 
 
+def _is_of_an_object(function: Any) -> bool:
+    """Whether it is a method in C of an object, as ``[].append`` is."""
+    if not isinstance(function, types.BuiltinMethodType | types.MethodWrapperType):
+        return False
+    return not isinstance(function.__self__, types.ModuleType | type | None)
+
+
 class CalledFunctions:
     """The functions that user code calls.
 
@@ -218,6 +225,9 @@ class CalledFunctions:
         if module.partition(".")[0] in OF_FRAMES:
             if module.partition(".")[0] == "logging":
                 self._values.walk(owner)
+            elif isinstance(owner, contextlib.AbstractContextManager | contextlib.AbstractAsyncContextManager):
+                self._values.fills(owner)  # an ExitStack
+                return self._taking(called)
             return called
         if is_house(module):  # what records the calls of a function of Python looks who calls it
             return self._taking(called) if is_library(function.__module__ or "") and not is_house(function.__module__) else called
@@ -402,7 +412,7 @@ class CalledFunctions:
             if depth < _DEPTH and len(one) <= _HELD:
                 for inner in one.values() if isinstance(one, dict) else one:
                     self._may_call(inner, depth + 1)
-        elif isinstance(one, _CALLABLE) or (is_user_class(type(one)) and callable(one)):
+        elif isinstance(one, _CALLABLE) or _is_of_an_object(one) or (is_user_class(type(one)) and callable(one)):
             self.call(one)
 
     def _asking(self, function: Any) -> Callable[..., Any]:

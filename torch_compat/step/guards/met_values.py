@@ -201,9 +201,15 @@ class MetValues:
             text = self._filled[id(holder)]
             self._places.note(Contents(holder, text) if self._is_small(holder) else Large(holder, text, whole=False), read=False)
             if not has_contents(type(holder)) and not is_user_class(type(holder)):  # Python's own keep theirs in an attribute
-                for one in inside(holder):
-                    if has_contents(type(one)):
-                        self.fills(one)
+                self._fills_inside(holder)
+
+    def _fills_inside(self, holder: Any, depth: int = 0) -> None:
+        """Whatever a holder has its entries in: the dict of a UserDict, those in the list of a ChainMap."""
+        for one in inside(holder):
+            if has_contents(type(one)) and depth <= policy.DEPTH_OF_STATE:
+                self.fills(one)
+                if self._is_small(one):
+                    self._fills_inside(one, depth + 1)
 
     def _variable(self, owner: types.ModuleType, name: str) -> None:
         held = vars(owner)

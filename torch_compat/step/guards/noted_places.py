@@ -96,6 +96,10 @@ class Change:
     redo: Callable[[], None] | None = None
 
 
+KeptChanges = dict[Key, tuple[Location, Any]]
+"""By place, the place and what :meth:`Location.restore` puts there: what it was before."""
+
+
 class NotedPlaces:
     """Places as they were when the step first met them.
 
@@ -111,7 +115,7 @@ class NotedPlaces:
 
     taken: TakenValues | None = None
 
-    def __init__(self, follow: Callable[[Location, Any], None], kept_changes: dict[Key, Location] | None = None) -> None:
+    def __init__(self, follow: Callable[[Location, Any], None], kept_changes: KeptChanges | None = None) -> None:
         self.iterators: dict[int, str] = {}
         self.of_library = False
         self._made: dict[int, Any] = {}  # objects that keep what they hold in C
@@ -120,7 +124,7 @@ class NotedPlaces:
         self._first: dict[Key, tuple[Location, Hashable, Any]] = {}
         self._guards: set[Key] = set()
         self._of_libraries: set[Key] = set()
-        self._kept_changes: dict[Key, Location] = {} if kept_changes is None else kept_changes
+        self._kept_changes: KeptChanges = {} if kept_changes is None else kept_changes
         self._leads: dict[int, Key] = {}  # where an object was found, by its id: whether the step made it is seen by who holds it
         self._objects: dict[int, tuple[int, type]] = {}  # whose attributes a dict has
         self._ambient = {id(function): mark(function()) for function in AMBIENT}
@@ -241,9 +245,9 @@ class NotedPlaces:
         whole = {id(location.owner) for location, _, _ in changed if isinstance(location, Contents)}
         streams = {id(location.owner) for location, _, _ in changed if isinstance(location, Stream)}
         made = [(location, kept) for location, _, kept in changed if location.key not in staying]
-        for location, _, _ in changed:
+        for location, _, kept in changed:
             if location.key in staying:
-                self._kept_changes[location.key] = location
+                self._kept_changes[location.key] = (location, kept)
                 self._guards.discard(location.key)
         again = [_redo(location, whole, streams) if attended else None for location, _ in made]
         for (location, kept), redo in zip(made, again, strict=True):

@@ -11,9 +11,9 @@ import torch
 from torch_compat.step.guards.called_functions import CalledFunctions
 from torch_compat.step.guards.followed_functions import FollowedFunctions
 from torch_compat.step.guards.instrumented import Instrumented
-from torch_compat.step.guards.locations import Key, Location, Lookup, static_lookup, text_of
+from torch_compat.step.guards.locations import Location, Lookup, static_lookup, text_of
 from torch_compat.step.guards.met_values import MetValues
-from torch_compat.step.guards.noted_places import Change, NotedPlaces
+from torch_compat.step.guards.noted_places import Change, KeptChanges, NotedPlaces
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.taken_values import TakenValues
 from torch_compat.step.values.user_objects import is_user_class
@@ -36,7 +36,7 @@ class Observation:
         self,
         functions: Iterable[Any],
         roots: Collection[Any],
-        kept_changes: dict[Key, Location] | None = None,
+        kept_changes: KeptChanges | None = None,
         method: str = "",
         taken: TakenValues | None = None,
     ) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from torch_compat.step.guards.compared_places import Locations
-from torch_compat.step.guards.locations import Attribute, Contents, Entry, Item, Key, Large, Location, Lookup
+from torch_compat.step.guards.locations import Attribute, Contents, Entry, Item, Key, Large, Location, Lookup, is_variable
 from torch_compat.step.guards.looks import looked_at
 from torch_compat.step.guards.module_structure import ModuleStructure
-from torch_compat.step.guards.noted_places import Change
+from torch_compat.step.guards.noted_places import Change, KeptChanges
 from torch_compat.step.guards.observation import Observation
 from torch_compat.step.guards.one_shot_objects import emptied, taking
 from torch_compat.step.guards.pulled_places import GIVEN
@@ -206,6 +206,21 @@ class PlaceGuards:
                 error.changed = {one.name: one.value for one in changes if attended and one.value is not None}
                 raise error
 
+    def kept_changes(self, step: str) -> KeptChanges:
+        """What runs of ``step`` have changed in installed packages, which has stayed."""
+        return dict(self._of(step).kept_changes)
+
+    def take_back_kept(self, step: str, since: KeptChanges) -> None:
+        """Take back what has stayed since :meth:`kept_changes` gave ``since``: the step runs again, eagerly.
+
+        Names of modules and classes stay what they are: a package that was made ready is.
+        """
+        kept = self._of(step).kept_changes
+        for key, (location, before) in list(kept.items()):
+            if key not in since and not is_variable(location):
+                location.restore(before)
+                del kept[key]
+
     def _taken_back_by_others(self) -> set[int]:
         """The ids of what is taken back by others, as are the dicts of a module's tensors: a capture puts traced ones there."""
         return {*self._changed(), *(id(one) for m in self._module.modules() for one in (m._parameters, m._buffers))}
@@ -241,7 +256,7 @@ class _Followed:
     read: dict[Key, Location] = field(default_factory=dict)
     functions: dict[types.FunctionType, None] = field(default_factory=dict)
     assigned: set[tuple[int, Any]] = field(default_factory=set)
-    kept_changes: dict[Key, Location] = field(default_factory=dict)
+    kept_changes: KeptChanges = field(default_factory=dict)
     meets_run: bool = False
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _kept: list[Locations] = field(default_factory=list)  # an id must not be used twice

@@ -115,6 +115,8 @@ class StepGuards:
         "_places.key",
         "The number of the present state of what the step reads outside of the module; another may need another program.",
     )
+    kept_changes = of("_places.kept_changes", "See :meth:`PlaceGuards.kept_changes`.")
+    take_back_kept = of("_places.take_back_kept", "See :meth:`PlaceGuards.take_back_kept`.")
     comparable = of("_places.comparable", "See :meth:`PlaceGuards.comparable`.")
     count_state = of(
         "_places.count_state",

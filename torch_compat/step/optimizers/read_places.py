@@ -11,6 +11,7 @@ import torch
 
 from torch_compat.step.guards.compared_places import Locations
 from torch_compat.step.guards.locations import Entry, Key, Location
+from torch_compat.step.guards.noted_places import KeptChanges
 from torch_compat.step.guards.observation import Observation
 from torch_compat.step.guards.origins import is_generated
 from torch_compat.step.guards.param_groups import ParamGroups
@@ -42,7 +43,7 @@ class ReadPlaces:
         self._attributes = attributes
         self._read: dict[Key, Location] = {}
         self._exact = False
-        self._kept_changes: dict[Key, Location] = {}
+        self._kept_changes: KeptChanges = {}
         self._places = Locations(())
         self._state = 0
         self._states = 1
