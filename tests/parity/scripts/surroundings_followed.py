@@ -7,7 +7,7 @@ import collections
 import contextlib
 import io
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -211,6 +211,32 @@ def methods_of_containers_that_libraries_call(run: Run) -> None:
 
     run.fit(Giving(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
     run.note("kept", [Kept.counts, sorted(Kept.seen), list(Kept.last), Kept.table])
+
+
+@case
+def changed_in_place_by_augmented_assignments(run: Run) -> None:
+    class Table(dict):
+        """A dict with attributes."""
+
+    class Kept:
+        rows, table, last, counts, own = [], {}, collections.deque(maxlen=2), collections.Counter(), Table()
+
+    class Adding(Regression):
+        seen: ClassVar[list[int]] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            Kept.rows += [batch_idx]
+            Kept.table |= {"last": batch_idx}
+            Kept.last += [batch_idx]
+            Kept.counts += collections.Counter(batches=1)
+            Kept.own.last = batch_idx
+            Kept.own["last"] = batch_idx
+            self.seen += [batch_idx]
+            return super().training_step(batch, batch_idx)
+
+    run.fit(Adding(), run.trainer(max_epochs=2), run.loader(*regression_data(64)))
+    found = [Kept.rows, Kept.table, list(Kept.last), dict(Kept.counts), dict(Kept.own), vars(Kept.own), Adding.seen]
+    run.note("kept", found)
 
 
 @case

@@ -313,7 +313,7 @@ def test_a_text_that_is_kept_or_put_into_others_is_that_of_each_step(look: str) 
 
 DROPS: dict[str, Any] = {
     "alone": lambda text, loss, n: None,
-    "in a dict": lambda text, loss, n: len({"loss": text}),
+    "in a dict": lambda text, loss, n: {"loss": text}["loss"] is None,
     "padded": lambda text, loss, n: text.rjust(9) + f"{text:>9}" + "%9s" % text is None,
     "put together": lambda text, loss, n: ", ".join([text, f"{n}", *(f"{one}: {text}" for one in "ab")]) is None,
     "a number's": lambda text, loss, n: str(loss.item()) + "%.2f" % loss.item() + "{:.2f}".format(loss.item()) is None,
