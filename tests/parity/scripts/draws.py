@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Callable
 from typing import Any, cast
@@ -338,6 +339,76 @@ def draws_of_the_host_between(run: Run) -> None:
         if torch.rand(1).item() < 0.5:
             out = out + torch.randn(2)
         return F.mse_loss(F.dropout(out, 0.3), y) * (1 + torch.rand(()))
+
+    fit(run, nn.Linear(8, 2), loss)
+
+
+@case
+def numbers_that_python_asks_for(run: Run) -> None:
+    """Drawn before the step for Python, and in it: an entry, a place, arguments of ``math``."""
+
+    def loss(self: Drawing, x: Tensor, y: Tensor) -> Tensor:
+        time = torch.randint(0, 10, (1,)).item()
+        rate = (torch.linspace(0, 1, 10)[time] + torch.full((len(x),), time).float().mean() / 10) / 2
+        x = F.dropout(x, 0.2)
+        begin = int(torch.randint(0, 5, size=(1,)).item())
+        window = x[:, begin : begin + 4].mean(1, keepdim=True)
+        ratio = torch.empty(1).uniform_(0.5, 2.0).item()
+        x = x * math.exp(-ratio) + window * math.sqrt(ratio)
+        angle = math.radians(float(torch.empty(1).uniform_(-30.0, 30.0).item()))
+        x = x + torch.tensor([math.cos(angle), math.sin(angle)]).sum()
+        mixed = 0.7 * ratio + 0.3
+        self.log("ratio", mixed)
+        return F.mse_loss(F.dropout(self.net(x * mixed), 0.3), y) * (rate + 0.5)
+
+    fit(run, nn.Linear(8, 2), loss)
+
+
+@case
+def numbers_that_python_asks_for_in_double_precision(run: Run) -> None:
+    """Whose default dtype is that of what is drawn, in steps alone."""
+
+    def loss(self: Drawing, x: Tensor, y: Tensor) -> Tensor:
+        ratio = torch.empty(1).uniform_(0.5, 2.0).item()
+        return F.mse_loss(self.net(x * math.exp(-ratio)), y) * torch.rand(1).item()
+
+    fit(run, nn.Linear(8, 2), loss, precision="64-true")
+
+
+@case
+def numbers_that_python_decides_by(run: Run) -> None:
+    def loss(self: Drawing, x: Tensor, y: Tensor) -> Tensor:
+        x = F.dropout(x, 0.2)
+        if torch.rand(1) < 0.5:
+            x = x.flip(1)
+        for one in torch.randperm(2).tolist():
+            x = x.tanh() if one else x + 0.1
+        width = int(torch.randint(2, 4, (1,)))
+        return F.mse_loss(self.net(x), y) + x[:, :width].mean().abs()
+
+    fit(run, nn.Linear(8, 2), loss, max_epochs=3)
+
+
+@case
+def numbers_that_python_asks_for_in_a_window(run: Run) -> None:
+    def loss(self: Drawing, x: Tensor, y: Tensor) -> Tensor:
+        share = torch.rand(1).item()
+        x = x * share + x.flip(0) * (1 - share)
+        if torch.rand(1).item() < 0.5:
+            x = x + torch.randn(8)
+        return F.mse_loss(self.net(x), y)
+
+    fit(run, perceptron(), loss, accumulate_grad_batches=2)
+
+
+@case
+def numbers_that_python_asks_for_after_draws_of_another_order(run: Run) -> None:
+    """Torch draws in the order of memory, and for tensors in an order of their own by another kernel."""
+
+    def loss(self: Drawing, x: Tensor, y: Tensor) -> Tensor:
+        noise = torch.empty(8, len(x)).t().normal_()
+        scale = torch.rand(1).item()
+        return F.mse_loss(self.net(x + scale * noise), y)
 
     fit(run, nn.Linear(8, 2), loss)
 

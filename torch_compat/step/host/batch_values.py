@@ -16,16 +16,19 @@ import numpy as np
 import torch
 
 from torch_compat.step.host.assumptions import AssumedValues, Compared
+from torch_compat.step.host.draws import TorchDraw
 from torch_compat.step.host.host_values import Expression, HostValues
 from torch_compat.step.host.offsets import MovingOffsets
 from torch_compat.step.host.scalar_plan import Guard
-from torch_compat.step.host.scalars import ScalarTracer
-from xlatrain.bridge.capture.cut import Cut, UnknownValueError, cut_to, really
+from torch_compat.step.host.scalars import HostScalar, ScalarTracer
+from xlatrain.bridge.capture.cut import Cut, UnknownValueError, cut_to, cut_with_draws, really
 from xlatrain.bridge.errors import user_line
 from xlatrain.cluster.distributed import Channel
 from xlatrain.mesh.batch_layout import BatchLayout, BatchPadding
 
 _ids = itertools.count()
+_MOST_DRAWN = 32  # values of draws for which a step asks
+_MOST_ENTRIES = 4  # of one of them: of more there are too many outcomes
 
 
 class BatchValues:
@@ -152,11 +155,13 @@ class AskedValues:
         buffers: Mapping[str, torch.Tensor],
         offsets: MovingOffsets,
     ) -> None:
+        self._tracer = tracer
         self._plan = tracer.plan
         self._host_values = host_values
         self._parameters = frozenset(parameters)
         self.offsets = offsets
         self._texts: dict[str, int] = {}
+        self._drawn: dict[tuple[str, str], str] = {}
         self.assumed = AssumedValues(tracer.plan.assumed, host_values)
         self.known: dict[int, int | str] = {}
         if host_values.batch is not None:
@@ -200,11 +205,35 @@ class AskedValues:
         of_state = bool(cut.inputs) and not cut.leaves
         return expression, text, of_state, (f"{what} of tensor {self._texts[cut.text]}", 0)
 
+    def drawn(self, tensor: torch.Tensor, read: Callable[[torch.Tensor], Any], what: str) -> str | None:
+        """The name of ``read`` of a tensor among the numbers that are drawn before the step; None where it is none of few."""
+        recorder = self._tracer.recorder
+        if recorder is None or recorder.is_off or tensor.numel() > _MOST_ENTRIES:
+            return None
+        try:
+            cut = cut_with_draws(tensor)
+        except UnknownValueError:
+            return None
+        key = (cut.text, what)
+        if key not in self._drawn:
+            if len(self._drawn) == _MOST_DRAWN:
+                return None
+            self._add_constants(cut)
+            self._drawn[key] = recorder.note(TorchDraw(cut, read, recorder.new_name(f"torch's {what}")))
+        return self._drawn[key]
+
+    def number(self, of: Expression, text: str) -> HostScalar:
+        """A number that is drawn, or computed of such, as an expression."""
+        return HostScalar(self._tracer, of, text, of(self._host_values))
+
+    def _add_constants(self, cut: Cut) -> None:
+        self._plan.constants += [one for one in cut.constants if not any(one is other for other in self._plan.constants)]
+
     def _expression(self, cut: Cut, read: Callable[[torch.Tensor], Any], what: str) -> tuple[Expression, str]:
         if cut.leaves and not self._parameters.isdisjoint(cut.inputs):
             raise UnknownValueError("it is computed from the batch and parameters: on the host that would repeat the step")
         number = self._texts.setdefault(cut.text, len(self._texts))
-        self._plan.constants += [one for one in cut.constants if not any(one is other for other in self._plan.constants)]
+        self._add_constants(cut)
         text = f"{what} of tensor {number} in {cut.where or 'the step'}"
         if not cut.inputs:
             with really():
@@ -214,18 +243,29 @@ class AskedValues:
             raise UnknownValueError("there is no batch yet")
         return lambda host_values: read(_batch(host_values).of(cut)), text
 
-    def assume(self, of: Expression, text: str) -> Any:
+    def assume(self, of: Expression, text: str, *, drawn: bool = False) -> Any:
         """The value of an expression, assumed from now on.
 
+        Args:
+            drawn: it is drawn at random.
+
         Raises:
-            UnknownValueError: see :meth:`BatchValues.of`.
+            UnknownValueError: see :meth:`BatchValues.of`; or it is a fraction that is drawn.
         """
         with really():
             value = of(self._host_values)
+        if drawn and _has_fractions(value):
+            raise UnknownValueError("a fraction that is drawn at random does not come again")
         outcome = comparable(value)
         if not any(guard.text == text for guard in self._plan.asked):
             self._plan.asked.append(Guard(lambda host_values: comparable(of(host_values)), outcome, text))
         return value
+
+
+def _has_fractions(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_fractions, value))
+    return isinstance(value, float | complex) or (isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "fc")
 
 
 def _batch(host_values: HostValues) -> BatchValues:

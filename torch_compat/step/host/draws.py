@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from jax.extend.core import get_opaque_trace_state
 
 from torch_compat.step.host.arrays import HostArray, is_array
@@ -27,7 +28,7 @@ from torch_compat.step.host.host_values import Expression, HostValues
 from torch_compat.step.host.input_functions import FunctionCall
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
 from torch_compat.step.values.generators import same_state, set_state, state_of
-from xlatrain.bridge.capture.cut import really
+from xlatrain.bridge.capture.cut import Cut, really
 from xlatrain.bridge.errors import CaptureError, is_user_file, user_line
 from xlatrain.bridge.patches import patched
 
@@ -93,10 +94,38 @@ def _resolved(arg: Any, host_values: HostValues) -> Any:
     return arg.expression(host_values) if type(arg) is _Computed else arg
 
 
+@dataclass(frozen=True)
+class TorchDraw:
+    """What a step's Python reads of numbers from torch's generator, which are drawn once more beforehand, as they will be.
+
+    Attributes:
+        cut: the draws, all those before them, and what is computed of them.
+        read: what is read of its tensor.
+    """
+
+    cut: Cut
+    read: Callable[[torch.Tensor], Any]
+    name: str
+    generators = ()
+
+    @property
+    def text(self) -> str:
+        """The draw in words."""
+        return f"{self.name} of\n{self.cut.text}"
+
+    def make(self, host_values: HostValues) -> Any:
+        """What is read, of the numbers that torch draws next; its generator stays where it is."""
+        state = torch.default_generator.get_state()
+        try:
+            return self.read(self.cut.value({}))
+        finally:
+            torch.default_generator.set_state(state)
+
+
 class Draws:
     """The draws of one captured step, in order."""
 
-    def __init__(self, made: Sequence[Draw | FunctionCall]) -> None:
+    def __init__(self, made: Sequence[Draw | TorchDraw | FunctionCall]) -> None:
         self._made = tuple(made)
         self._generators = list({id(one): one for draw in made for one in draw.generators}.values())
 
@@ -149,7 +178,7 @@ class DrawRecorder:
         self.is_off = False
         self._tracer = tracer
         self._host_values = host_values
-        self._made: list[Draw | FunctionCall] = []
+        self._made: list[Draw | TorchDraw | FunctionCall] = []
         self._unseen = ""
         self._before: dict[int, tuple[Any, Any]] = {}
 
@@ -228,6 +257,14 @@ class DrawRecorder:
         self._made.append(made)
         self._host_values.numbers[made.name] = found[0]
         return found
+
+    def note(self, draw: TorchDraw) -> str:
+        """Make a draw and note it; gives its name."""
+        with self._off():
+            self._host_values.numbers[draw.name] = draw.make(self._host_values)
+        self._made.append(draw)
+        self._tracer.note_drawn(draw.name)
+        return draw.name
 
     @contextlib.contextmanager
     def _off(self) -> Iterator[None]:

@@ -285,8 +285,14 @@ def _known(calls: HostCalls, tensor: torch.Tensor, read: Callable[[torch.Tensor]
     """The value that ``read`` gives of a tensor, where it is known before the step."""
     if calls.asked is None or isinstance(tensor, Uncut):
         return None
-    found = calls.asked.value_of(tensor, read, read.__name__.removeprefix("_"))
-    return None if found is None else Known(*found)
+    what = read.__name__.removeprefix("_")
+    found = calls.asked.value_of(tensor, read, what)
+    if found is not None:
+        return Known(*found)
+    name = calls.asked.drawn(tensor, read, what)
+    if name is None:
+        return None
+    return Known(lambda host_values: host_values.numbers[name], name, of_state=True, offset=(name, 0), drawn=True)
 
 
 def _item(tensor: torch.Tensor) -> Any:

@@ -202,6 +202,13 @@ class HostFuture:
         known, kind = self._known, type(self._like)
         return known is not None and known.of_state and not known.changed and self._traced is not None and kind in (int, float)
 
+    def drawn(self) -> HostScalar | None:
+        """It as an expression, where it is a number that torch draws before the step."""
+        known, asked = self._known, self._calls.asked
+        if known is None or not known.drawn or known.changed or asked is None or type(self._like) not in (int, float):
+            return None
+        return asked.number(known.of, known.text)
+
     def known_before(self) -> tuple[Expression, str] | None:
         """An expression that gives it before the step, and its text, where the batch tells it."""
         known = self._known
@@ -243,7 +250,7 @@ class HostFuture:
 
     # -- derived values --------------------------------------------------------------------------------------------
 
-    def _apply(self, function: Callable[..., Any], *args: Any, traced: bool = False, **kwargs: Any) -> HostFuture:
+    def _apply(self, function: Callable[..., Any], *args: Any, traced: bool = False, **kwargs: Any) -> Any:
         """``function`` on the host; with ``traced`` in the graph as well, where all arguments are there."""
         known = None if kwargs else known_result(function, args, _known_operand)
         if known is None and self._known is not None and (kwargs or function is _call):
@@ -268,6 +275,8 @@ class HostFuture:
         like = _number_like(function, likes) if numbers else None
         compared = None if both is None or known is not None else _compared(function, args, slot)
         later = _later_of(function, args, kwargs) if both is None and known is None else None
+        if both is None and numbers and known is not None and known.drawn and self._calls.asked is not None:
+            return self._calls.asked.number(known.of, known.text)
         made = HostFuture(self._calls, slot, both, like, known, compared, later)
         if both is not None and bound is not None:
             made._top = bound
@@ -382,8 +391,12 @@ class HostFuture:
         if read is not None:
             known = known.then(read, read.__name__)
         try:
-            return asked.assume(known.of, known.text)
+            return asked.assume(known.of, known.text, drawn=known.drawn)
         except UnknownValueError:
+            if known.drawn:
+                raise self.refusal(
+                    f"{use} needs a fraction that torch draws at random: every step would be another program"
+                ) from None
             self._refuse_as(use)
 
     def _outcome(self, use: str, read: Callable[[Any], Any]) -> Any:

@@ -23,6 +23,7 @@ class Known:
         text: what tells it from others.
         of_state: whether buffers or parameters tell it, and no batch.
         offset: it as another number and what is added to that.
+        drawn: whether torch draws it at random, before the step.
         changed: not empty where it, or what it is a part of, may have been changed in place.
     """
 
@@ -30,12 +31,13 @@ class Known:
     text: str
     of_state: bool = False
     offset: Offset | None = None
+    drawn: bool = False
     changed: list[str] = field(default_factory=list)
 
     def then(self, function: Callable[[Any], Any], text: str) -> Known:
         """``function`` of it."""
         of, text = self.of, f"{text} of {self.text}"
-        return Known(lambda host_values: function(of(host_values)), text, self.of_state, changed=self.changed)
+        return Known(lambda host_values: function(of(host_values)), text, self.of_state, drawn=self.drawn, changed=self.changed)
 
 
 def known_result(function: Callable[..., Any], args: tuple[Any, ...], operand: Callable[[Any], Known | None]) -> Known | None:
@@ -55,4 +57,4 @@ def known_result(function: Callable[..., Any], args: tuple[Any, ...], operand: C
         swap = known[0] is None
         offset = moved(function, met[0].offset or (met[0].text, 0), args[0 if swap else 1], swap=swap)
     text = f"{getattr(function, '__name__', function)!s}({', '.join(texts)})"
-    return Known(of, text, all(one.of_state for one in met), offset, changed)
+    return Known(of, text, all(one.of_state for one in met), offset, any(one.drawn for one in met), changed)

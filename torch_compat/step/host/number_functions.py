@@ -58,6 +58,8 @@ def taking_host_scalars() -> Iterator[None]:
 def _mapped(function: Callable[..., float]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any) -> Any:
+        if len(args) == 1 and type(args[0]) is HostFuture and (drawn := args[0].drawn()) is not None:
+            return drawn.mapped(function)
         return args[0].mapped(function) if len(args) == 1 and type(args[0]) is HostScalar else function(*args)
 
     return call

@@ -107,7 +107,7 @@ class ScalarPlan:
     def branch_on_draws(self, host_values: HostValues) -> bool:
         """Whether a guard depends on a number that the step draws; ``host_values`` has them."""
         noting = _Noting(host_values.numbers)
-        for guard in self.guards:
+        for guard in (*self.guards, *(self.asked if self.draws else ())):
             guard.expression(replace(host_values, numbers=noting))
         return bool(self.draws) and not noting.names.isdisjoint(self.draws.names)
 

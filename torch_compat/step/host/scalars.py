@@ -103,6 +103,8 @@ class ScalarTracer:
             where = user_line(traceback.extract_stack()) or "the step"
             of_a_clock = any(name in text for name in self._drawn if name.startswith("time."))
             source, instead = "drawn at random", "draw with torch (torch.rand, …)"
+            if any(name in text for name in self._drawn if name.startswith("torch's ")):
+                instead = "compute with tensors of one size"
             if of_a_clock:
                 source, instead = "read from a clock", "read it in a hook"
             raise CaptureError(

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from xlatrain.bridge.capture.op_facts import OpFacts
 from xlatrain.bridge.capture.op_log import argument_text, leaves_of, written_by
 from xlatrain.bridge.errors import user_line
+from xlatrain.bridge.random import drawn_by_torch, moves
 from xlatrain.bridge.tensors.constants import SMALL, contents_of
 
 _aten = torch.ops.aten
@@ -38,12 +39,16 @@ _FILLED: dict[Any, Callable[[Sequence[Any]], Any]] = {
 """Ops that use only the shape and the dtype of their first argument, and the number that their result is full of."""
 
 
+_MOST_DRAWN = 1 << 16
+"""Numbers that a cut draws; they are drawn once more for the program."""
+
+
 class UnknownValueError(Exception):
     """The value of a tensor depends on something that is not known before the step; the text says on what."""
 
 
 class RanOp(Protocol):
-    """An op of a run."""
+    """An op of a run; ``draw`` is the number of its first random draw, of ``draws``."""
 
     @property
     def facts(self) -> OpFacts: ...
@@ -53,6 +58,10 @@ class RanOp(Protocol):
     def kwargs(self) -> dict[str, Any]: ...
     @property
     def result(self) -> Any: ...
+    @property
+    def draw(self) -> int: ...
+    @property
+    def draws(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,22 +198,44 @@ def cut_to(tensor: torch.Tensor) -> Cut:
     Raises:
         UnknownValueError: it depends on more than known inputs.
     """
-    ops, answers = _RUN.get(), _ANSWERS.get()
+    answers = _ANSWERS.get()
+    return _search(tensor).cut({} if answers is None else answers.known, tensor)
+
+
+def cut_with_draws(tensor: torch.Tensor) -> Cut:
+    """The ops that lead to a tensor which comes of draws from torch's generator alone, with all draws before these.
+
+    Its value is the step's where the generator is where it was when the step began; the cut moves it on.
+
+    Raises:
+        UnknownValueError: it depends on anything else, draws before it do, or torch does not draw for this run.
+    """
+    if not drawn_by_torch() or moves():
+        raise UnknownValueError("torch does not draw, or draws from a state that the run has set")
+    return _search(tensor, with_draws=True).cut({}, tensor)
+
+
+def _search(tensor: torch.Tensor, *, with_draws: bool = False) -> _Search:
+    ops = _RUN.get()
     if ops is None:
         raise UnknownValueError("the run is not recorded")
-    found = _Search(tensor)
+    found = _Search(tensor, with_draws=with_draws)
     for op in reversed(ops):
         found.look(op)
-    return found.cut({} if answers is None else answers.known, tensor)
+    return found
 
 
 class _Search:
     """Goes back through a run, from the last op to the first, and keeps those that matter.
 
-    An op matters if it made a tensor that is needed, or wrote to the memory of one.
+    An op matters if it made a tensor that is needed, or wrote to the memory of one; ``with_draws``, also if it moves torch's
+    generator before one that does so and matters.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, *, with_draws: bool) -> None:
+        self._with_draws = with_draws
+        self._drawn = 0
+        self._next: int | None = None  # the draw before which all are needed that the run has made
         self._ops: list[RanOp] = []
         self._needed: dict[int, torch.Tensor] = {}
         self._memory: set[int] = set()
@@ -216,16 +247,32 @@ class _Search:
 
     def look(self, op: RanOp) -> None:
         made = [one for one in leaves_of((op.result,)) if isinstance(one, torch.Tensor) and id(one) in self._needed]
-        if not made and not self._writes(op):
-            return
         facts = op.facts
-        if not facts.plain or facts.draws or facts.seeded or facts.unsaid or facts.func.namespace not in _PLAIN:
+        moves_on = bool(op.draws or facts.draws) and self._next is not None
+        if not made and not moves_on and not self._writes(op):
+            return
+        if not facts.plain or facts.draws or facts.unsaid or facts.func.namespace not in _PLAIN:
             raise UnknownValueError(f"{facts.name} is more than a function of its arguments")
+        if facts.seeded:
+            self._draw(op)
         self._ops.append(op)
         for one in made:
             del self._needed[id(one)]
         for one in _operands(op):
             self._need(one)
+
+    def _draw(self, op: RanOp) -> None:
+        given = (*op.args, *op.kwargs.values())
+        follow = self._next is None or self._next == op.draw + op.draws
+        if not self._with_draws or not follow or any(isinstance(one, torch.Generator) for one in given):
+            raise UnknownValueError(f"{op.facts.name} draws at random")
+        self._next = op.draw
+        made = [one for one in leaves_of((op.result,)) if isinstance(one, torch.Tensor)]
+        if not all(one.is_contiguous() for one in made):  # what is full of a number has another order in a cut
+            raise UnknownValueError("torch draws in the order of memory")
+        self._drawn += sum([one.numel() for one in made])
+        if self._drawn > _MOST_DRAWN:
+            raise UnknownValueError("so many numbers are drawn before it that to draw them twice would take long")
 
     def _writes(self, op: RanOp) -> bool:
         if not op.facts.mutable:
@@ -238,6 +285,8 @@ class _Search:
         Raises:
             UnknownValueError: a needed tensor has no known value.
         """
+        if self._next:
+            raise UnknownValueError("something else draws before")
         inputs: dict[int, int | str] = {}
         constants: dict[int, torch.Tensor] = {}
         for number, one in self._needed.items():
@@ -286,7 +335,7 @@ class _Writer:
         if func in _FILLED:
             fill = _FILLED[func](args)
             func, args, kwargs = _aten.full.default, ([*op.result.shape], fill), {"dtype": op.result.dtype}
-        elif kwargs.get("dtype", ...) is None and isinstance(op.result, torch.Tensor):
+        elif kwargs.get("dtype", _left_out(op)) is None and isinstance(op.result, torch.Tensor):
             kwargs = {**kwargs, "dtype": op.result.dtype}  # else the default dtype of then
         given = [self._value(one) for one in args] + [f"{name}={self._value(one)}" for name, one in kwargs.items()]
         made = f"v{self._made}"
@@ -322,6 +371,11 @@ class _Writer:
         namespace = dict(self._others)
         exec(f"def cut({', '.join(self._arguments)}):\n    {body}", namespace)
         return namespace["cut"]
+
+
+def _left_out(op: RanOp) -> Any:
+    """None where an op may have its dtype from the default one, since none was given."""
+    return None if any(one.kwarg_only and one.name == "dtype" for one in op.facts.func._schema.arguments) else ...
 
 
 def _other_text(value: Any) -> str:
