@@ -8,6 +8,3 @@ from __future__ import annotations
 STATES: dict[str, str] = {}
 FEATURES: dict[str, str] = {}
 SEEDS: dict[int, str] = {}
-OBJECTS: dict[int, str] = {
-    1: "the first change by a package's own method of a place that only its code knows stays, as that of a cache"
-}
