@@ -229,8 +229,8 @@ def changed_in_place_by_augmented_assignments(run: Run) -> None:
             Kept.table |= {"last": batch_idx}
             Kept.last += [batch_idx]
             Kept.counts += collections.Counter(batches=1)
-            Kept.own.last = batch_idx
-            Kept.own["last"] = batch_idx
+            Kept.own.steps = Kept.own.steps + 1 if hasattr(Kept.own, "steps") else 0
+            Kept.own["steps"] = Kept.own.steps
             self.seen += [batch_idx]
             return super().training_step(batch, batch_idx)
 

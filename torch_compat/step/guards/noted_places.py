@@ -241,7 +241,6 @@ class NotedPlaces:
         changed = [one for one in changed if id(one[0].owner) not in known]
         changed = [one for one in changed if not isinstance(one[0].owner, functools._lru_cache_wrapper)]
         staying = self._staying([location for location, _, _ in changed])
-        changes = []
         whole = {id(location.owner) for location, _, _ in changed if isinstance(location, Contents)}
         streams = {id(location.owner) for location, _, _ in changed if isinstance(location, Stream)}
         made = [(location, kept) for location, _, kept in changed if location.key not in staying]
@@ -250,9 +249,9 @@ class NotedPlaces:
                 self._kept_changes[location.key] = (location, kept)
                 self._guards.discard(location.key)
         again = [_redo(location, whole, streams) if attended else None for location, _ in made]
-        for (location, kept), redo in zip(made, again, strict=True):
+        for location, kept in reversed(made):  # what was met first is as it was met at last
             location.restore(kept)
-            changes.append(replace(self._change(location), redo=redo))
+        changes = [replace(self._change(location), redo=redo) for (location, _), redo in zip(made, again, strict=True)]
         opaque = [location for location, _, _ in self._first.values() if isinstance(location, Opaque)]
         changes += [Change(f"changes {location.text}") for location in opaque]
         found = [location for key, (location, _, _) in self._first.items() if key in self._guards]
