@@ -258,7 +258,8 @@ class ProgramCache:
         program, about = doubt.program, (wanted.name, doubt.program, wanted.spec, wanted.host_values)
         if doubt.answers is None:
             try:
-                same = self._captures.audit(*about)
+                learned = self._guards.learn_read_entries(own.name, program.step.effects)  # that its first run has made
+                same = not learned and self._captures.audit(*about)
             except ImpureStepError:
                 same = False
                 if not self._guards.learn_entries(own.name, program.step.effects):
@@ -350,6 +351,9 @@ class ProgramCache:
         self._guards.promote(name)
         self._guards.fill(name, host_values.numbers)
         step = self._captures.capture(name, spec, host_values, take=not second)
+        if self._guards.learn_read_entries(name, step.effects):
+            self._guards.fill(name, host_values.numbers)
+            step = self._captures.capture(name, spec, host_values, take=not second)
         self._log.captures += not step.taken
         padding, buckets = None, self._buckets if wanted.may_pad else None
         if buckets is not None:

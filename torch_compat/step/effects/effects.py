@@ -46,9 +46,10 @@ class ObjectPath:
         """
         found = roots[self.root]
         for kind, key in self.steps:
+            found = found.__dict__ if kind == "attr" else found
             if strictly and isinstance(found, dict) and key not in found:
                 raise KeyError(key)
-            found = found.__dict__[key] if kind == "attr" else found[key]
+            found = found[key]
         return found
 
     def lists_whose_last_it_is_in(self) -> list[ObjectPath]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,29 +36,31 @@ class EntryNumbers:
     _places: dict[str, dict[HeldPlace, str]] = field(default_factory=dict)
     _exact: dict[str, set[HeldPlace]] = field(default_factory=dict)
 
-    def learn(self, step: str, effects: Effects, owned: Collection[int]) -> bool:
+    def learn(
+        self, step: str, effects: Effects, owned: Collection[int], is_read: Callable[[Any, Any], bool] | None = None
+    ) -> bool:
         """The numbers that ``step`` changes become its inputs; False where there are none that are not.
 
         Args:
             owned: ids of objects whose attributes are inputs otherwise.
+            is_read: whether it reads an entry, of which it is given the holder and the key: only those that it reads, then, and
+                also where it puts there what comes later.
         """
         known, exact = self._places.setdefault(step, {}), self._exact.get(step, set())
-        new = [one for one in self._changed_by(effects, owned) if one not in known and one not in exact]
+        new = [one for one in self._changed_by(effects, owned, is_read) if one not in known and one not in exact]
         for one in new:
             known[one] = _name(one, known.values())
         return bool(new)
 
-    def _changed_by(self, effects: Effects, owned: Collection[int]) -> Iterator[HeldPlace]:
-        for record in effects.records:
-            if record.kind in ("setitem", "setattr") and type(record.value) in _NUMBERS:
-                place = HeldPlace(record.place, record.key, record.kind == "setattr")
-                if type(place.value(self.roots)) is type(record.value) and id(record.place.find(self.roots)) not in owned:
-                    yield place
-            elif record.kind == "contents" and isinstance(record.value, list) and len(record.value) <= _MOST_ENTRIES:
-                for index, value in enumerate(record.value):
-                    place = HeldPlace(record.place, index, is_attribute=False)
-                    if type(value) in _NUMBERS and type(place.value(self.roots)) is type(value):
-                        yield place
+    def _changed_by(
+        self, effects: Effects, owned: Collection[int], is_read: Callable[[Any, Any], bool] | None
+    ) -> Iterator[HeldPlace]:
+        for place, value in _changed_places(effects):
+            now = type(place.value(self.roots))
+            if now not in _NUMBERS or (place.is_attribute and id(place.holder.find(self.roots)) in owned):
+                continue
+            if now is type(value) if is_read is None else is_read(place.contents(self.roots), place.key):
+                yield place
 
     def demote(self, step: str) -> bool:
         """The inputs of ``step`` are constants of its programs from now on; False where there are none."""
@@ -105,6 +107,14 @@ class EntryNumbers:
                     continue  # the list is taken back as a whole, and what is left there of counters is part of the change
                 for key, value, _ in several:
                     _put(contents, key, value)
+
+
+def _changed_places(effects: Effects) -> Iterator[tuple[HeldPlace, Any]]:
+    for record in effects.records:
+        if record.kind in ("setitem", "setattr"):
+            yield HeldPlace(record.place, record.key, record.kind == "setattr"), record.value
+        elif record.kind == "contents" and isinstance(record.value, list) and len(record.value) <= _MOST_ENTRIES:
+            yield from ((HeldPlace(record.place, index, is_attribute=False), one) for index, one in enumerate(record.value))
 
 
 def _name(place: HeldPlace, taken: Collection[str]) -> str:

@@ -204,7 +204,7 @@ class MetValues:
                 self._fills_inside(holder)
 
     def _fills_inside(self, holder: Any, depth: int = 0) -> None:
-        """Whatever a holder has its entries in: the dict of a UserDict, those in the list of a ChainMap."""
+        """Note changes of what a holder has its entries in: the dict of a UserDict, those in the list of a ChainMap."""
         for one in inside(holder):
             if has_contents(type(one)) and depth <= policy.DEPTH_OF_STATE:
                 self.fills(one)

@@ -24,6 +24,7 @@ from torch_compat.step.guards.observation import Observation
 from torch_compat.step.guards.one_shot_objects import emptied, taking
 from torch_compat.step.guards.pulled_places import GIVEN
 from torch_compat.step.values.taken_values import TAKEN
+from torch_compat.step.values.user_objects import attributes_of
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
 
@@ -84,6 +85,15 @@ class PlaceGuards:
     def looked_at(self, step: str) -> frozenset[str]:
         """The names with which functions that the step has run do more than to fill what they stand for."""
         return looked_at(self._of(step).functions)
+
+    def reads(self, step: str, holder: Any, key: Any) -> bool:
+        """Whether ``step`` has read an entry, or all that is there; of an attribute the holder is the dict of its object."""
+        for one in self._of(step).read.values() if holder is not None else ():
+            if isinstance(one, Entry | Item) and one.owner is holder and one.name == key:
+                return True
+            if isinstance(one, Contents | Large) and (one.owner is holder or attributes_of(one.owner) is holder):
+                return True
+        return False
 
     def asks_run(self, step: str) -> bool:
         """Whether a member of a class of ours was asked for that gives objects: which it gives is compared nowhere.
@@ -207,7 +217,7 @@ class PlaceGuards:
                 raise error
 
     def kept_changes(self, step: str) -> KeptChanges:
-        """What runs of ``step`` have changed in installed packages, which has stayed."""
+        """Changes that runs of ``step`` have made in installed packages, which have stayed."""
         return dict(self._of(step).kept_changes)
 
     def take_back_kept(self, step: str, since: KeptChanges) -> None:

@@ -14,6 +14,7 @@ another :meth:`StepGuards.state` its Python runs again, and a program is made on
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import Any
 
@@ -171,8 +172,17 @@ class StepGuards:
 
     def learn_entries(self, step: str, effects: Effects) -> bool:
         """Make inputs of ``step`` of the numbers that it changes in containers and objects; False if there are none left."""
-        owned = {id(one) for one in (*self._module.modules(), *self._followed.values()) if hasattr(one, "__dict__")}
-        return self._entries.learn(step, effects, owned)
+        return self._entries.learn(step, effects, self._owned())
+
+    def learn_read_entries(self, step: str, effects: Effects) -> bool:
+        """Make inputs of ``step`` of the numbers there that it reads and changes; False if there are none left.
+
+        What it puts there may be the same for as long as they are 0.
+        """
+        return self._entries.learn(step, effects, self._owned(), functools.partial(self._places.reads, step))
+
+    def _owned(self) -> set[int]:
+        return {id(one) for one in (*self._module.modules(), *self._followed.values()) if hasattr(one, "__dict__")}
 
     def skip_own(self, step: str, effects: Effects, changed: Mapping[str, Any]) -> None:
         """Leave what ``step`` itself fills out of :meth:`state`; ``changed``: name → object that steps may change."""

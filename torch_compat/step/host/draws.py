@@ -96,7 +96,7 @@ def _resolved(arg: Any, host_values: HostValues) -> Any:
 
 @dataclass(frozen=True)
 class TorchDraw:
-    """What a step's Python reads of numbers from torch's generator, which are drawn once more beforehand, as they will be.
+    """A read of numbers from torch's generator, which are drawn once more beforehand, as they will be.
 
     Attributes:
         cut: the draws, all those before them, and what is computed of them.
@@ -114,7 +114,7 @@ class TorchDraw:
         return f"{self.name} of\n{self.cut.text}"
 
     def make(self, host_values: HostValues) -> Any:
-        """What is read, of the numbers that torch draws next; its generator stays where it is."""
+        """The value that is read, of the numbers that torch draws next; its generator stays where it is."""
         state = torch.default_generator.get_state()
         try:
             return self.read(self.cut.value({}))

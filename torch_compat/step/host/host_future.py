@@ -203,7 +203,7 @@ class HostFuture:
         return known is not None and known.of_state and not known.changed and self._traced is not None and kind in (int, float)
 
     def drawn(self) -> HostScalar | None:
-        """It as an expression, where it is a number that torch draws before the step."""
+        """The expression of a number that torch draws before the step; None of any other value."""
         known, asked = self._known, self._calls.asked
         if known is None or not known.drawn or known.changed or asked is None or type(self._like) not in (int, float):
             return None

@@ -167,7 +167,7 @@ def _cut(text: LaterText) -> str:
 
 
 def result_of(function: Any, value: Any) -> Any:
-    """What followed code has of a function whose own code is not followed."""
+    """The result of a function whose own code is not followed, as followed code has it."""
     return put_together(value) if _makes_texts(function) and issubclass(type(value), str) else later_text(value)
 
 
