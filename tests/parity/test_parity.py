@@ -359,7 +359,7 @@ EAGER_CASES = {
     "branch_over_the_whole_batch": "metrics.py",
     "branch_on_a_metric": "metrics.py",
     "smoothed_in_a_namespace": "SPACE",
-    "a_bar_of_the_users_own_that_a_step_moves": "_multiprocessing.SemLock",
+    "a_bar_of_the_users_own_that_a_step_moves": "uses a SemLock",
     "shown_by_an_array": "writes in place to a tensor",
     "views_in_a_batch_that_a_step_writes_to": "another one that it is given is a view",
     "a_view_of_a_buffer_read_after_the_buffer_is_written": "another one that it is given is a view",
