@@ -26,6 +26,8 @@ class Own:
 class OwnDict(dict[Any, Any]):
     """A dict that can have attributes."""
 
+    held: Any
+
 
 class OwnList(list[Any]):
     """A list that can have attributes."""
