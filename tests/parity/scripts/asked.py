@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import asked_assignments  # noqa: F401
 import asked_of_the_step  # noqa: F401
 import asked_texts  # noqa: F401
 import lightning.pytorch as pl

@@ -50,6 +50,21 @@ def a_buffer_becomes_double_between_hooks(run: Run) -> None:
 
 
 @case
+def an_array_is_changed_after_it_is_a_tensor(run: Run) -> None:
+    """Which has its memory."""
+
+    class Reading(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            order = (x.sum(1) * self.layer.weight.detach().mean()).argsort().numpy()
+            rows = torch.from_numpy(order)
+            order //= 2
+            return super().training_step([x[rows], y[rows]], batch_idx)
+
+    fit(run, Reading())
+
+
+@case
 def a_buffer_grows_in_validation(run: Run) -> None:
     class Growing(Regression):
         def __init__(self) -> None:

@@ -52,6 +52,7 @@ from torch_compat.step.guards.origins import (
 )
 from torch_compat.step.guards.taking import is_taking, iterator_of, take
 from torch_compat.step.host.arrays import HostArray
+from torch_compat.step.host.assignment import assigning, is_assignment
 from torch_compat.step.host.draws import recorded
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.input_functions import as_input
@@ -180,7 +181,7 @@ class CalledFunctions:
             return self._wrapped(length_of)
         if function is min or function is max:
             return self._wrapped(extreme_of(function))
-        made = constructor(function)
+        made = assigning(function) if is_assignment(function) else constructor(function)
         return None if made is None else self._wrapped(made)
 
     def _function_in_c(self, function: Any) -> Any:

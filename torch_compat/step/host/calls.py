@@ -87,6 +87,7 @@ class HostCalls:
         closed: whether the capture is over.
         used: indices of the calls whose results are used.
         pure: indices of the calls that are made for their results only.
+        read: indices of the calls whose results the graph uses as tensors.
         asked: gives values that are known before the step.
     """
 
@@ -95,6 +96,7 @@ class HostCalls:
     closed: bool = False
     used: set[int] = field(default_factory=set)
     pure: set[int] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)
     asked: AskedValues | None = None
     _texts: list[tuple[ValueSlot, str | None]] = field(default_factory=list)
     _used_texts: set[int] = field(default_factory=set)

@@ -154,14 +154,29 @@ class HostFuture:
         if self._traced is not None:
             return None if self._whole is not None else self._traced
         call = self._calls.calls[self._slot.index]
-        if call.text not in ("tolist", "numpy") or self._known is None or self._known.changed:
+        if call.text not in ("tolist", "numpy") or (self._is_taken() if self._known is None else self._known.changed):
             return None
         tensor: torch.Tensor = call.args[0]
         for kind, key in self._slot.path:
             if kind != "item" or type(key) is not int or tensor.ndim == 0:
                 return None
             tensor = tensor[key]
+        self._calls.read.add(self._slot.index)
         return tensor
+
+    def _is_taken(self) -> bool:
+        """Whether a call has got it, which may have changed it."""
+        later = self._calls.calls[self._slot.index + 1 :]
+        taken = (one for call in later for one in pytree.tree_leaves((call.args, call.kwargs)) if type(one) is HostFuture)
+        return any(one._slot.index == self._slot.index for one in taken)
+
+    def assumed(self, tensor: torch.Tensor) -> int | None:
+        """The outcome that the running step is assumed to compute as ``tensor``, a whole number that is mostly 0; None where
+        nothing can be."""
+        try:
+            return None if self._calls.asked is None else int(self._calls.asked.outcome(tensor, likely=0))
+        except UnknownValueError:
+            return None
 
     def example(self) -> Any:
         """A value of the same type and shape, or None."""
@@ -596,6 +611,21 @@ def _binary(function: Callable[[Any, Any], Any], *, swap: bool = False) -> Any:
     return method
 
 
+def _in_place(function: Callable[[Any, Any], Any]) -> Any:
+    """An operator like ``+=``, which changes an array or a list itself."""
+
+    def method(self: HostFuture, other: Any) -> Any:
+        if not isinstance(self._like, np.ndarray | list):
+            return NotImplemented
+        if self._slot.index in self._calls.read:
+            raise self.refusal("an array whose memory a tensor may have is changed in place")
+        made = self._apply(function, self, other)
+        made.slot()  # others may have the array
+        return made
+
+    return method
+
+
 _DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
 
 
@@ -606,6 +636,7 @@ def _unary(function: Callable[[Any], Any]) -> Any:
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
     setattr(HostFuture, f"__{_name}__", _binary(getattr(operator, _name)))
     setattr(HostFuture, f"__r{_name}__", _binary(getattr(operator, _name), swap=True))
+    setattr(HostFuture, f"__i{_name}__", _in_place(getattr(operator, f"i{_name}")))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(HostFuture, f"__{_name}__", _binary(getattr(operator, _name)))
 for _function in (operator.neg, operator.pos, operator.invert, abs, round):

@@ -92,7 +92,10 @@ def _making(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 def _from_numpy(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(function)
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return args[0].tensor() if len(args) == 1 and type(args[0]) is HostArray else function(*args, **kwargs)
+        given: Any = args[0] if len(args) == 1 else None
+        if type(given) is HostFuture and isinstance(given, np.ndarray) and (read := given.read_of()) is not None:
+            return read.clone()
+        return given.tensor() if type(given) is HostArray else function(*args, **kwargs)
 
     return make
 

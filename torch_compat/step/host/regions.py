@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
@@ -279,7 +280,11 @@ def _as_it_is(index: Any) -> Any:
         return tuple(map(_as_it_is, index))
     if type(index) is list and any(type(one) is HostScalar and one.is_drawn for one in index):
         return torch.as_tensor(index)
-    return operator.index(index) if type(index) is HostFuture and _is_entry(index) else index
+    if type(index) is not HostFuture:
+        return index
+    if isinstance(index, np.ndarray | list) and (read := index.read_of()) is not None:
+        return read
+    return operator.index(index) if _is_entry(index) else index
 
 
 def _length(part: Any, size: int) -> int | None:

@@ -22,6 +22,7 @@ KNOWN_OPS = frozenset(
     {
         *FILLED,
         *("randperm", "poisson", "binomial", "gamma", "barrier", "ctc_loss", "grouped_mm", "recurrence", "recurrence_backward"),
+        "linear_sum_assignment",
         *("picked_log_softmax", "picked_log_softmax_backward"),
         *(f"{name}{suffix}" for name in _ATTENTION for suffix in ("", "_backward")),
     }
