@@ -26,7 +26,7 @@ from torch_compat.checkpoint.checkpoint_dict import load_checkpoint_dict, restor
 from torch_compat.checkpoint.untrusted import UntrustedValueError
 from xlatrain import checkpoint as sharded
 from xlatrain.bridge.tensors.host import from_numpy
-from xlatrain.bridge.tensors.live import lazy_tensor
+from xlatrain.bridge.tensors.lazy import lazy_tensor
 from xlatrain.mesh.mesh import make_mesh
 
 

@@ -8,7 +8,7 @@ import jax
 import torch
 
 from torch_compat.utilities.host_arrays import to_torch
-from xlatrain.bridge.tensors.live import lazy_tensor, unread_lazy
+from xlatrain.bridge.tensors.lazy import lazy_tensor, unread_lazy
 
 
 @dataclass(frozen=True)

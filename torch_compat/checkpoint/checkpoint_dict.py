@@ -26,7 +26,7 @@ from torch_compat.checkpoint.checkpoint_file import file_writer, is_whole, read_
 from torch_compat.checkpoint.markers import StoredArray, TreePath, split, with_arrays
 from xlatrain import checkpoint as sharded
 from xlatrain.bridge.tensors.host import as_numpy, from_numpy
-from xlatrain.bridge.tensors.live import LazyTensor, lazy_tensor
+from xlatrain.bridge.tensors.lazy import LazyTensor, lazy_tensor
 
 _AT_ONCE = 32 << 20
 """Bytes of arrays in a file up to which a save that need not wait does: hooks that copy or upload it find it, as stock's."""

@@ -24,7 +24,8 @@ from torch_compat.step.values.marks import mark
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.taken_values import TAKEN
 from xlatrain.bridge.capture.stand_ins import stand_for
-from xlatrain.bridge.tensors.live import LiveTensors, is_live, unread_lazy
+from xlatrain.bridge.tensors.lazy import unread_lazy
+from xlatrain.bridge.tensors.live import LiveTensors, is_live
 from xlatrain.bridge.tensors.strides import strides_of
 
 _MOST_ENTRIES = 16

@@ -12,7 +12,7 @@ import torch
 from torch_compat.utilities.host_arrays import host_value, place
 from xlatrain.bridge.tensors.dtypes import torch_dtype
 from xlatrain.bridge.tensors.host import as_numpy, from_numpy
-from xlatrain.bridge.tensors.live import LazyTensor, lazy_tensor
+from xlatrain.bridge.tensors.lazy import LazyTensor, lazy_tensor
 from xlatrain.bridge.tensors.strides import Strides
 
 

@@ -20,7 +20,8 @@ from torch_compat.utilities.host_arrays import place
 from xlatrain.bridge.lazy_init import born, describe_recorded, is_deferred, operand_of, undefer
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import borrowed
-from xlatrain.bridge.tensors.live import disown, live_array, unread_lazy
+from xlatrain.bridge.tensors.lazy import unread_lazy
+from xlatrain.bridge.tensors.live import disown, live_array
 from xlatrain.cluster import distributed
 from xlatrain.mesh.mesh import is_multiprocess
 from xlatrain.mesh.sharding import ShardingRules

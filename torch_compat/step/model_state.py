@@ -29,7 +29,8 @@ from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
 from xlatrain.bridge.tensors.host_copies import is_alone
-from xlatrain.bridge.tensors.live import LazyTensor, LiveTensors, become_lazy, is_live, lazy_tensor, live_array
+from xlatrain.bridge.tensors.lazy import LazyTensor, become_lazy, lazy_tensor
+from xlatrain.bridge.tensors.live import LiveTensors, is_live, live_array
 from xlatrain.bridge.tensors.strides import Strides, strides_of
 from xlatrain.cluster import distributed
 from xlatrain.host.host_memory import available_host_memory

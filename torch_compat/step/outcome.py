@@ -23,7 +23,7 @@ from torch_compat.step.metrics.sync import OWN_ROWS
 from torch_compat.step.placed_batch import PlacedBatch
 from torch_compat.utilities.host_arrays import host_value
 from xlatrain.bridge.tensors.host import from_numpy
-from xlatrain.bridge.tensors.live import fetch_from, lazy_tensor, read_lazy, unread_lazy
+from xlatrain.bridge.tensors.lazy import fetch_from, lazy_tensor, read_lazy, unread_lazy
 from xlatrain.bridge.tensors.strides import Geometry, strides_of, view_of
 from xlatrain.mesh.data import BatchLayout
 

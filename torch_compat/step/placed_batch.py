@@ -12,7 +12,7 @@ import torch
 from torch_compat.run.batches import BatchSpec, LoggedSize, flatten_batch
 from torch_compat.step.host.batch_values import BatchValues, LeafGatherer
 from xlatrain.bridge.tensors.host import as_numpy
-from xlatrain.bridge.tensors.live import memory_of
+from xlatrain.bridge.tensors.lazy import memory_of
 from xlatrain.bridge.tensors.strides import Geometry, Strides, dense_strides, empty, strides_of
 from xlatrain.mesh.batch_layout import BatchPadding
 from xlatrain.mesh.data import BatchPlacer

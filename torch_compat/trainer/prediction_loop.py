@@ -17,7 +17,7 @@ from torch_compat.trainer.data.data_source import DataSource, read_ahead
 from torch_compat.trainer.loop import Loop
 from torch_compat.trainer.progress import _ProcessedTracker, _Progress
 from torch_compat.utilities.rank_zero import WarningCache
-from xlatrain.bridge.tensors.live import read_lazy
+from xlatrain.bridge.tensors.lazy import read_lazy
 
 if TYPE_CHECKING:
     from torch_compat.trainer.trainer import Trainer

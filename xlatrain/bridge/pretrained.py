@@ -13,7 +13,7 @@ import torch
 from xlatrain.bridge.converted_names import convert_names
 from xlatrain.bridge.tensors.dtypes import torch_dtype
 from xlatrain.bridge.tensors.host import from_numpy
-from xlatrain.bridge.tensors.live import lazy_tensor
+from xlatrain.bridge.tensors.lazy import lazy_tensor
 from xlatrain.init.joined import Readable
 from xlatrain.init.pretrained import NameMapping, check_match, open_safetensors, place_stored
 

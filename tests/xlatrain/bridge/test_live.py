@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from xlatrain.bridge.tensors.live import LiveTensors, lazy_tensor, live_array, unread_lazy
+from xlatrain.bridge.tensors.lazy import lazy_tensor, unread_lazy
+from xlatrain.bridge.tensors.live import LiveTensors, live_array
 
 
 class Store:

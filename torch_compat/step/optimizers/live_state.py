@@ -16,7 +16,7 @@ import torch
 
 from torch_compat.step.optimizers.state import read_exported
 from xlatrain.bridge.tensors.host_copies import is_shown
-from xlatrain.bridge.tensors.live import become_lazy, fetch_from, fetch_nothing, memory_of, read_lazy, unread_lazy
+from xlatrain.bridge.tensors.lazy import become_lazy, fetch_from, fetch_nothing, memory_of, read_lazy, unread_lazy
 
 _STATE = operator.attrgetter("state")
 

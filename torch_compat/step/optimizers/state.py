@@ -15,7 +15,7 @@ from torch_compat.checkpoint.checkpoint_dict import restore_arrays
 from torch_compat.utilities.host_arrays import host_value, place, to_torch
 from xlatrain.bridge.tensors.dtypes import torch_dtype
 from xlatrain.bridge.tensors.host import as_numpy
-from xlatrain.bridge.tensors.live import unread_lazy
+from xlatrain.bridge.tensors.lazy import unread_lazy
 from xlatrain.step.optimizers.by_parameter import leaf_sharding, state_shardings
 from xlatrain.step.optimizers.rule import State
 

@@ -104,7 +104,7 @@ def class_of(tensor: torch.Tensor) -> type:
         tensor = original
     kind = type(tensor)
     for _ in _OURS & vars(tensor).keys():  # both, where a preflight has placed one without values
-        kind = kind.__mro__[2]
+        kind = kind.__bases__[1]
     return kind
 
 

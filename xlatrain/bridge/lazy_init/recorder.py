@@ -23,7 +23,7 @@ from xlatrain.bridge.lazy_init.tape import Constant, Draw, Operand, Tape, operan
 from xlatrain.bridge.lazy_init.trunc_normal import recorded_trunc_normal
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.tensors.host_copies import storageless
-from xlatrain.bridge.tensors.live import unread_lazy
+from xlatrain.bridge.tensors.lazy import unread_lazy
 
 aten = torch.ops.aten
 _T: Any = torch.Tensor

@@ -15,7 +15,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from xlatrain.bridge.lazy_init.trunc_normal import TRUNC_NORMAL
-from xlatrain.bridge.tensors.live import is_live, unread_lazy
+from xlatrain.bridge.tensors.lazy import unread_lazy
+from xlatrain.bridge.tensors.live import is_live
 
 aten = torch.ops.aten
 TORCHS_NUMBERS = 1 << 30

@@ -20,7 +20,7 @@ from xlatrain.bridge.lazy_init.evaluate import host_values
 from xlatrain.bridge.lazy_init.recorder import recording
 from xlatrain.bridge.lazy_init.slices import resolve
 from xlatrain.bridge.lazy_init.tape import Operand, Storage, forget, operand_of
-from xlatrain.bridge.tensors.live import NEEDS_NO_VALUES
+from xlatrain.bridge.tensors.lazy import NEEDS_NO_VALUES
 
 _T: Any = torch.Tensor
 _COMPATIBLE: Any = torch._has_compatible_shallow_copy_type  # pyright: ignore[reportPrivateImportUsage]
@@ -57,7 +57,7 @@ class Deferred:
         return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        kind = type(self).__mro__[2]
+        kind = type(self).__bases__[1]
         values = self.detach().clone()  # pyright: ignore[reportAttributeAccessIssue]
         undefer(values)
         with torch._C.DisableTorchFunctionSubclass():
@@ -112,7 +112,7 @@ def undefer(tensor: torch.Tensor) -> None:
         holders = tensor._deferred.holders
         holders[:] = [reference for reference in holders if reference() is not tensor]
         del tensor._deferred
-        tensor.__class__ = type(tensor).__mro__[2]
+        tensor.__class__ = type(tensor).__bases__[1]
 
 
 def settle(tensor: torch.Tensor) -> None:
@@ -146,7 +146,7 @@ _CLASSES: dict[type, type] = {}
 
 
 def _deferred_class(kind: type) -> type:
-    """The deferred subclass of a tensor class; its MRO is (deferred class, Deferred, the class itself, …)."""
+    """The deferred subclass of a tensor class; its bases are Deferred and the class itself."""
     if kind not in _CLASSES:
         _CLASSES[kind] = type(kind)(f"Deferred{kind.__name__}", (Deferred, kind), {"__module__": __name__})
     return _CLASSES[kind]

@@ -8,43 +8,34 @@ written there is found before the next step. Tensors that nobody reads cost noth
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-import traceback
 import types
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.utils._pytree as pytree
 
-from xlatrain.bridge.capturing import is_capturing
-from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.tensors.host import borrowed, from_numpy
-from xlatrain.bridge.tensors.host_copies import HostCopies, is_shown, storageless
-from xlatrain.bridge.tensors.strides import Geometry, Strides, dense_strides, geometry_of, strides_of, with_strides
+from xlatrain.bridge.tensors.host_copies import HostCopies, is_shown
+from xlatrain.bridge.tensors.lazy import (
+    AUTOGRAD_FIELDS,
+    NEEDS_NO_VALUES,
+    WithoutValues,
+    lazy_tensor,
+    memory_of,
+    root_of,
+    unread_lazy,
+    with_values,
+)
+from xlatrain.bridge.tensors.strides import Geometry, Strides, strides_of, with_strides
 
 _T: Any = torch.Tensor
-_AUTOGRAD_FIELDS = ("requires_grad", "is_leaf", "grad_fn", "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
-NEEDS_NO_VALUES = frozenset(
-    [
-        *(getattr(_T, name).__get__ for name in (
-            *_AUTOGRAD_FIELDS, "shape", "dtype", "device", "ndim", "layout", "is_sparse", "is_quantized",
-            "is_meta", "is_cpu", "is_cuda", "is_mkldnn", "is_nested", "is_xla", "is_mps", "_base",
-            "output_nr", "name", "itemsize", "nbytes", "is_sparse_csr",
-        ) if hasattr(_T, name)),
-        _T.requires_grad.__set__,
-        _T.requires_grad_, _T.size, _T.dim, _T.numel, _T.nelement, _T.stride, _T.element_size, _T.is_floating_point,
-        _T.is_complex, _T.is_contiguous, _T.__hash__, _T.__len__, _T.ndimension, _T.get_device, _T.is_signed, _T.type,
-        _T.register_hook, torch.is_floating_point, torch.is_complex, torch.numel, _T.register_post_accumulate_grad_hook,
-    ]
-)  # fmt: skip
 _OF_AUTOGRAD = frozenset(
     [
-        *(getattr(_T, name).__get__ for name in _AUTOGRAD_FIELDS),
+        *(getattr(_T, name).__get__ for name in AUTOGRAD_FIELDS),
         _T.requires_grad.__set__, _T.requires_grad_, _T.register_hook, _T.register_post_accumulate_grad_hook,
     ]
 )  # fmt: skip
@@ -138,7 +129,7 @@ class LiveTensors:
                     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
                         tensor.data.fill_(math.nan if tensor.is_floating_point() else 0)
             del self._tensors[name]  # at once: where a later one fails, the run's end releases the rest
-            tensor.__class__ = type(tensor).__mro__[2]
+            tensor.__class__ = type(tensor).__bases__[1]
             del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
         return lost
 
@@ -147,7 +138,7 @@ class LiveTensors:
         if self._tensors.get(name) is tensor:
             self._copies.remove(name)
             del self._tensors[name]
-        tensor.__class__ = type(tensor).__mro__[2]
+        tensor.__class__ = type(tensor).__bases__[1]
         del tensor._live  # pyright: ignore[reportAttributeAccessIssue]
 
     def replace(self, name: str, tensor: torch.Tensor) -> None:
@@ -207,7 +198,7 @@ class LiveTensors:
 
     def is_ordinary(self, name: str) -> bool:
         """Whether ``name`` is a tensor of no class of its own, with host memory."""
-        return type(self._tensors[name]).__mro__[2] is torch.Tensor and not self._copies.lacks(name)
+        return type(self._tensors[name]).__bases__[1] is torch.Tensor and not self._copies.lacks(name)
 
     def detached_later(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """``tensor.detach()`` of one without host memory: a tensor that shares it when it is read: ``state_dict()`` is free."""
@@ -231,7 +222,7 @@ class LiveTensors:
     def shown_by(self, tensors: Sequence[torch.Tensor]) -> list[str | None]:
         """For each of some ordinary or lazy tensors the name of the tensor whose memory it has."""
         shown = {memory_of(self._tensors[name])[0]: name for name in self.exposed}  # where others show it, it is
-        roots = map(_root, tensors)
+        roots = map(root_of, tensors)
         return [one._live[1] if isinstance(one, _Live) else shown.get(memory_of(one)[0]) for one in roots]
 
     def expose(self, name: str) -> None:
@@ -284,7 +275,7 @@ def _is_read_alone(array: Any) -> bool:
     return array.is_fully_addressable or array.is_fully_replicated
 
 
-class _Live:
+class _Live(WithoutValues):
     """The class of a live tensor; see :class:`LiveTensors`."""
 
     _live: tuple[LiveTensors, str]
@@ -304,12 +295,15 @@ class _Live:
             if func == _T.requires_grad.__set__ or func is _T.requires_grad_:
                 args[0]._live[0].forms_changed += 1
         else:
-            given, args, kwargs = args, *_with_values(args, kwargs)
+            given, args, kwargs = args, *with_values(args, kwargs)
             attribute = getattr(func, "__self__", None)
             if type(attribute) is types.GetSetDescriptorType and args[0] is not given[0]:
                 return _attribute_of(args[0], attribute.__name__, *args[1:] if func.__name__ == "__set__" else ())
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+
+    def _with_values(self) -> torch.Tensor:
+        return self._live[0].stand_in(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         copy = self._plain_copy()
@@ -322,7 +316,7 @@ class _Live:
     def _text(self: Any, asked: str, *args: Any, **kwargs: Any) -> str:
         """The text that ``repr`` or ``format`` gives of an ordinary tensor; torch names other classes in it."""
         owner, name = self._live
-        if asked == "__format__" and (self.ndim > 0 or type(self).__mro__[2] is not torch.Tensor):
+        if asked == "__format__" and (self.ndim > 0 or type(self).__bases__[1] is not torch.Tensor):
             return object.__format__(self, *args)
         if owner._traced is not None and name in owner._traced:
             return str(owner._traced[name]) if asked == "__repr__" else format(owner._traced[name], *args)
@@ -332,7 +326,7 @@ class _Live:
         """An ordinary tensor or parameter with the current values."""
         owner, name = self._live
         owner.refresh(name)
-        kind = type(self).__mro__[2]
+        kind = type(self).__bases__[1]
         with torch._C.DisableTorchFunctionSubclass():
             values = self.detach().clone()  # pyright: ignore[reportAttributeAccessIssue]
             if kind is torch.Tensor:
@@ -388,23 +382,6 @@ class _DetachedLater:
             return self.of.data
 
 
-def _root(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor of which one is a view as long as nobody has read it."""
-    while (of := getattr(unread_lazy(tensor), "of", None)) is not None:
-        tensor = of
-    return tensor
-
-
-def memory_of(tensor: torch.Tensor) -> tuple[Hashable, Geometry]:
-    """A key that tensors of one memory have in common, and the geometry of this one there; asks for no values."""
-    fetch: Any = unread_lazy(tensor)
-    if (of := getattr(fetch, "of", None)) is not None:
-        key, geometry = memory_of(of)
-        return key, geometry if fetch.geometry is None else (*fetch.geometry[:2], geometry[2] + fetch.geometry[2])
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.untyped_storage()._cdata if fetch is None else ("unread", id(tensor)), geometry_of(tensor)
-
-
 def disown(tensor: torch.Tensor) -> bool:
     """Make a tensor that an earlier model left on its mesh an ordinary one, without host memory; False for any other tensor."""
     if not isinstance(tensor, _Live):
@@ -414,153 +391,12 @@ def disown(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _ready(tensor: Any) -> torch.Tensor:
-    """A live or lazy tensor with its values: torch asks one of the classes in a call only, so each sees to both."""
-    return tensor._live[0].stand_in(tensor) if isinstance(tensor, _Live) else tensor._with_values()
-
-
-_HOLD_NO_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device])
-
-
-def _with_values(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a torch function, with the live and lazy tensors in them as they are with their values."""
-    return tuple(map(_given, args)), {name: _given(value) for name, value in kwargs.items()}
-
-
-def _given(value: Any) -> Any:
-    if isinstance(value, (_Live, LazyTensor)):  # most are no trees, and a tree takes longer than the function
-        return _ready(value)
-    return value if type(value) in _HOLD_NO_TENSORS else pytree.tree_map_only((_Live, LazyTensor), _ready, value)
-
-
 _CLASSES: dict[type, type] = {}
 
 
 def _live_class(kind: type) -> type:
-    """The live subclass of a tensor class; its MRO is (live class, _Live, the class itself, …)."""
+    """The live subclass of a tensor class; its bases are _Live and the class itself."""
     if kind not in _CLASSES:
         names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}  # user code prints them, and looks at them
         _CLASSES[kind] = type(kind)(kind.__name__, (_Live, kind), names)
     return _CLASSES[kind]
-
-
-class LazyTensor(torch.Tensor):
-    """A host tensor whose values are fetched when something first needs them; from then on it is an ordinary tensor."""
-
-    _fetch: Callable[[], torch.Tensor]
-
-    @classmethod
-    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is _T.to and _changes_nothing(args, kwargs):  # torch's optimizers do that to a loaded state
-            return args[0]
-        if func not in NEEDS_NO_VALUES:
-            args, kwargs = _with_values(args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
-
-    def _with_values(self) -> torch.Tensor:
-        """Fetch the values, and become an ordinary tensor of the same shape and dtype.
-
-        Raises:
-            CaptureError: a captured step asks for them.
-        """
-        if type(self) is not LazyTensor:  # fetched while an earlier argument was
-            return self
-        if is_capturing():
-            error = CaptureError(
-                f"{user_line(traceback.extract_stack()) or 'the step'}\n  cannot be captured: the step computes with a tensor "
-                "that an earlier step stored, and its value is no part of the compiled step's state.\n  Fix: keep it in a buffer "
-                "(self.register_buffer(...), then self.name.copy_(...) or self.name = ... in the step)."
-            )
-            error.stored = self
-            raise error
-        fetched = self._fetch()
-        with torch._C.DisableTorchFunctionSubclass():
-            strides = strides_of(self)
-            given = fetched.reshape(self.shape)
-            self.data = given if strides is None or given.stride() == strides else with_strides(given, strides)
-        del self._fetch
-        self.__class__ = torch.Tensor  # pyright: ignore[reportAttributeAccessIssue]
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        copy = self.detach().clone()
-        memo[id(self)] = copy
-        return copy
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.detach().clone().__reduce_ex__(protocol)
-
-
-LazyTensor.__name__ = LazyTensor.__qualname__ = torch.Tensor.__name__
-LazyTensor.__module__ = torch.Tensor.__module__
-
-
-def _changes_nothing(args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether ``tensor.to(dtype=…, device=…)`` gives the tensor itself."""
-    tensor = args[0]
-    same = {"dtype": tensor.dtype, "device": tensor.device}
-    return len(args) == 1 and all(key in same and same[key] == value for key, value in kwargs.items())
-
-
-def _has_values_given(kind: Any) -> None:
-    """Let calls of TorchScript's, which ask no class, have live and lazy tensors with their values."""
-    call = kind.__call__
-
-    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _with_values(args, kwargs)
-        return call(self, *args, **kwargs)
-
-    kind.__call__ = called
-
-
-_has_values_given(torch.jit.ScriptFunction)
-_has_values_given(torch._C.ScriptMethod)
-
-
-def unread_lazy(tensor: Any) -> Callable[[], torch.Tensor] | None:
-    """The function that a lazy tensor would call for its values, if nobody has needed them yet; None for any other tensor."""
-    return tensor._fetch if type(tensor) is LazyTensor else None
-
-
-def become_lazy(tensor: torch.Tensor, fetch: Callable[[], torch.Tensor]) -> None:
-    """Make an ordinary tensor, whose memory nothing else shows, one that calls ``fetch`` for its values."""
-    tensor.__class__ = LazyTensor
-    tensor._fetch = fetch  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def fetch_from(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Give a lazy tensor, which nobody has read yet, the values of another such."""
-    tensor._fetch = other._fetch  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def fetch_nothing(tensor: torch.Tensor) -> None:
-    """Make a lazy tensor, which :func:`become_lazy` made and nobody has read, the ordinary one that it was."""
-    del tensor._fetch  # pyright: ignore[reportAttributeAccessIssue]
-    tensor.__class__ = torch.Tensor
-
-
-def read_lazy(tensor: torch.Tensor) -> None:
-    """Make a lazy tensor an ordinary one now; any other stays as it is."""
-    if type(tensor) is LazyTensor:
-        tensor._with_values()
-
-
-def lazy_tensor(
-    shape: tuple[int, ...], dtype: torch.dtype, fetch: Callable[[], torch.Tensor], strides: Strides | None = None
-) -> torch.Tensor:
-    """A tensor of ``shape`` and ``dtype`` that calls ``fetch`` for its values when they are first needed.
-
-    Args:
-        strides: None: contiguous.
-    """
-    tensor = torch.Tensor._make_subclass(LazyTensor, _placeholder(shape, dtype, strides))
-    tensor._fetch = fetch
-    return tensor
-
-
-@functools.lru_cache(maxsize=256)
-def _placeholder(shape: tuple[int, ...], dtype: torch.dtype, strides: Strides | None) -> torch.Tensor:
-    """A tensor of this geometry whose memory all lazy ones share, which have none."""
-    return storageless(shape, strides or dense_strides(shape, (0,) * len(shape)), dtype)
