@@ -190,7 +190,7 @@ FOLDERS = {
         *(
             "attended gradients host_gradients kept_graphs materialize planned recompilation values",
             "host",
-            "metrics placed_batch",
+            "metrics model_gradients placed_batch",
             "effects",
         ),
         *("guards", "optimizers", "capture carried model_state", "buckets step_programs"),

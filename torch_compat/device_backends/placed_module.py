@@ -13,9 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 from torch_compat.checkpoint.checkpoint_dict import restore_arrays
 from torch_compat.core.device_dtype import _update_properties
 from torch_compat.device_backends.backend import DeviceBackend
-from torch_compat.step.materialize import detach_sources, place_tensors
+from torch_compat.step.materialize import check_dense, detach_sources, place_tensors
 from torch_compat.step.metrics.calls import metric_modules
-from torch_compat.step.model_state import check_dense
 from torch_compat.utilities.metric_types import is_metric
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.tensors.dtypes import jax_dtype

@@ -177,7 +177,7 @@ class MeshModel:
         model = run.model
         self._place_optimizers(run)
         report_shardings(strategy, model)
-        model.carries_gradients = True
+        model.gradients.are_kept = True
         for name, grad in grads.items():
             with torch._C.DisableTorchFunctionSubclass():
                 model.params[name].grad = None

@@ -321,7 +321,7 @@ class FabricSteps(MeshStepRunner):
                 param, found = model.params[name], to_torch(grad)
                 param.grad = found if param.grad is None else param.grad + found
             return
-        model.push_gradients()
+        model.gradients.push()
         total = _sum(model.state.accumulated, grads)
         model.state = dataclasses.replace(model.state, accumulated=total)
 

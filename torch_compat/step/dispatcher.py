@@ -350,7 +350,7 @@ class StepDispatcher:
         assert compiled is not None
         self._times_placed += 1
         self.look()
-        compiled.model.push_gradients()
+        compiled.model.gradients.push()
         streams = mesh_state.random_state(run)
         compiled.stop_following()
         bring_home(compiled.model, self.release, reason)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, Sharding
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from torch_compat.checkpoint.array_tensors import array_behind, array_tensor
 from torch_compat.checkpoint.checkpoint_dict import restore_arrays
@@ -186,3 +187,25 @@ def _digest(tensor: torch.Tensor) -> str:
 
 def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises:
+    ValueError: a tensor that has no values yet, or that is not dense; names it.
+    """
+    for name, tensor in tensors.items():
+        if isinstance(tensor, UninitializedBuffer | UninitializedParameter):
+            raise ValueError(
+                f"parameter {name!r} is not initialised yet (a Lazy module): run one batch through the module, e.g. in "
+                "setup() or "
+                "configure_model(), before it is trained"
+            )
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{name!r} has layout {tensor.layout}; XLA trains dense (strided) parameters only")
+        if tensor.is_meta:
+            raise ValueError(
+                f"{name!r} is on the meta device, so it has no values: make the module without torch.device('meta'), or "
+                "create it in "
+                "configure_model()"
+            )
+        jax_dtype(tensor.dtype)

@@ -273,13 +273,13 @@ class MeshStepRunner:
                 "compiled step its gradients exist already. Change it after the update, in on_train_batch_end, or run eagerly "
                 "(XLATRAIN_EXECUTOR=eager)"
             )
-        model.push_gradients()
+        model.gradients.push()
         carried, fresh = model.state.accumulated, model.of_trained(self.fresh)
         self.fresh = {}
         if carried:
             fresh = {**dict.fromkeys(fresh), **_added(carried, fresh)}
             model.state = dataclasses.replace(model.state, accumulated={})
-        model.grads = VisibleGradients(fresh, model.state.params, model.strides)
+        model.gradients.shown = VisibleGradients(fresh, model.state.params, model.strides)
 
     def apply(self, hyper: Any, static: Hashable) -> None:
         """Update the parameters with the gradients as the hooks left them; they can still be seen afterwards.
@@ -287,15 +287,15 @@ class MeshStepRunner:
         Args:
             hyper, static: as a :class:`~torch_compat.step.mesh_steps.TrainingStep` gets them, read after the hooks.
         """
-        assert self.model.grads is not None
-        grads = self.model.grads.arrays()
-        self.model.drop_gradients()  # the state is donated, and may hold the same arrays
+        assert self.model.gradients.shown is not None
+        grads = self.model.gradients.shown.arrays()
+        self.model.gradients.drop()  # the state is donated, and may hold the same arrays
         self.model.push_writes()
         state, extra = self.programs.update(static)(self.model.state, grads, hyper)
         self.finite = None if self.programs.plan.guard is None else extra[1]
         self.model.advance(state)
-        self.model.grads = VisibleGradients(grads, state.params, self.model.strides)
-        self.model.push_gradients()
+        self.model.gradients.shown = VisibleGradients(grads, state.params, self.model.strides)
+        self.model.gradients.push()
 
     # -- what a step gave ------------------------------------------------------------------------------------------
 

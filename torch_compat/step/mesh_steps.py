@@ -182,7 +182,7 @@ class TrainingStep(MeshStep):
         runner = self._runner
         if self._mode == "fused":
             runner.finite = None if runner.programs.plan.guard is None else outputs[1][1]
-            runner.model.differentiated = program.step.differentiated
+            runner.model.gradients.differentiated = program.step.differentiated
         elif self._mode == "split":
             runner.fresh = outputs[0]
         runner.model.advance(self._with_carried(new), program.stacking, program.step.changed)
@@ -236,7 +236,7 @@ class UpdatingStep(MeshStep):
         hypers = self._host.run(step.optimizers.plan, self.host_values, undoable=program.runs == 0 or assumed)
         scalars = program.scalars(self.host_values)
         if model.state.accumulated and not step.reads_gradients and not assumed:
-            model.drop_gradients()
+            model.gradients.drop()
         return (model.state, program.arrays(self.batch), scalars, hypers)
 
     def put_back(self, program: CachedProgram, state: Any) -> None:

@@ -14,23 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.sharding import Mesh, NamedSharding
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from torch_compat.step.gradients import VisibleGradients
 from torch_compat.step.guards.module_structure import changes, note_change
 from torch_compat.step.guards.module_tensors import ModuleTensors
 from torch_compat.step.host_gradients import HostGradients
-from torch_compat.step.materialize import detach_sources, place_tensors
+from torch_compat.step.materialize import check_dense, detach_sources, place_tensors
 from torch_compat.step.metrics.calls import metric_modules
+from torch_compat.step.model_gradients import ModelGradients
 from torch_compat.step.optimizers.init_program import init_program
-from torch_compat.utilities.exceptions import MisconfigurationException
 from torch_compat.utilities.host_arrays import host_value, is_here, place, to_torch
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.bridge.tensors.dtypes import jax_dtype
 from xlatrain.bridge.tensors.host import as_numpy
 from xlatrain.bridge.tensors.host_copies import is_alone
-from xlatrain.bridge.tensors.lazy import LazyTensor, become_lazy, lazy_tensor
-from xlatrain.bridge.tensors.live import LiveTensors, is_live, live_array
+from xlatrain.bridge.tensors.lazy import LazyTensor, become_lazy
+from xlatrain.bridge.tensors.live import LiveTensors, live_array
 from xlatrain.bridge.tensors.strides import Strides, strides_of
 from xlatrain.cluster import distributed
 from xlatrain.host.host_memory import available_host_memory
@@ -86,19 +83,17 @@ class ModelState:
         self._whole = replicated(mesh)
         # The default device alone needs no shardings, and arrays without any are dispatched faster.
         self._unsharded = mesh.devices.size == 1 and mesh.devices.flat[0] == jax.devices()[0] and not self.offloads
-        self._multiprocess = is_multiprocess(mesh)
-        self.grads: VisibleGradients | None = None
-        self.differentiated: frozenset[str] = frozenset()  # parameters whose gradient was used up inside the last program
+        self.multiprocess = is_multiprocess(mesh)
         self.is_released = False  # the host has the values, from where they do not come back
-        self.carries_gradients = False  # manual optimization: what state.accumulated has stays until the user clears it
         self._stacking: Stacking | None = None
         self._read_before: dict[str, torch.Tensor] = {}
         self.state = self._initial_state(seed)
         self.shardings: TrainState | None = None
-        self.live = LiveTensors(self._read, self._read_grad, self._write_grad, self.write, self.array)
+        self.strides: dict[str, Strides] = {}  # of parameters and buffers that are not contiguous
+        self.gradients = ModelGradients(self)
+        self.live = LiveTensors(self._read, self.gradients.read, self.gradients.write, self.write, self.array)
         tensors = {**self.params, **self.buffers}
         self.live.adopt(tensors, storageless=self._take_over(tensors))
-        self.strides: dict[str, Strides] = {}  # of parameters and buffers that are not contiguous
         self._note_strides(tensors)
         self.beside: dict[str, torch.Tensor] = {}  # buffers that were taken in
         self._tensors_there = ModuleTensors(module)
@@ -107,8 +102,8 @@ class ModelState:
         self._unlike: str | None = None  # why a tensor that was assigned cannot take its place
         self.shapes_changed = 0  # how often a buffer got another shape
         self._held_by_us: dict[str, int] = {}  # references to buffers that we have made
-        self._host_gradients = HostGradients(self.params.values(), self._add_host_gradient)
-        if self._multiprocess:
+        self._host_gradients = HostGradients(self.params.values(), self.gradients.add)
+        if self.multiprocess:
             self.live.advance()  # the values on the mesh are process 0's: every host reads these from now on
 
     def _take_over(self, tensors: Mapping[str, torch.Tensor]) -> set[str]:
@@ -136,7 +131,7 @@ class ModelState:
 
         False where that cannot be: others may see its memory, or it is trained, or on the mesh already.
         """
-        if self._multiprocess or not is_alone(tensor) or self.name_of(tensor) is not None or len(self.beside) == _MOST_BESIDE:
+        if self.multiprocess or not is_alone(tensor) or self.name_of(tensor) is not None or len(self.beside) == _MOST_BESIDE:
             return False
         name = f"a tensor beside the module ({len(self.beside) + 1})"
         self.beside[name] = self.buffers[name] = tensor
@@ -151,7 +146,7 @@ class ModelState:
 
     def _born(self, tensors: Mapping[str, torch.Tensor], shardings: Mapping[str, NamedSharding]) -> dict[str, jax.Array]:
         places: Mapping[str, Any] = dict.fromkeys(tensors) if self._unsharded else shardings
-        return place_tensors(tensors, places, multiprocess=self._multiprocess)
+        return place_tensors(tensors, places, multiprocess=self.multiprocess)
 
     def add_optimizer(self, init: Callable[[dict[str, jax.Array]], Any]) -> None:
         """Make the optimizer's state in one program: ``init(params)``, split like the parameters that it belongs to."""
@@ -210,6 +205,10 @@ class ModelState:
         """The state as the last program left it, maybe with layers stacked; nothing is computed."""
         return self._state
 
+    @raw_state.setter
+    def raw_state(self, state: TrainState) -> None:
+        self._state = state
+
     def stacked_state(self, stacking: Stacking | None) -> TrainState:
         """The state as a program takes it; what the program returns replaces it, see :meth:`advance`."""
         if stacking is None:
@@ -222,7 +221,7 @@ class ModelState:
         """Whether these parameters can be one stack: they are alike, and no gradients of theirs are kept."""
         params = [self.params[name] for name in names]
         alike = {(p.shape, p.dtype, p.requires_grad, self.param_shardings[n]) for n, p in zip(names, params, strict=True)}
-        return len(alike) == 1 and not self.carries_gradients and not (self.offloads and self._multiprocess)
+        return len(alike) == 1 and not self.gradients.are_kept and not (self.offloads and self.multiprocess)
 
     def advance(self, state: TrainState, stacking: Stacking | None = None, changed: Collection[str] | None = None) -> None:
         """Replace the state by what a program returned, which may be stacked.
@@ -234,7 +233,7 @@ class ModelState:
         if self._read_before:
             for name in tuple(self._read_before) if changed is None else self._read_before.keys() & changed:
                 del self._read_before[name]
-        self.grads = None
+        self.gradients.shown = None
         self.live.advance()
 
     def put_back(self, state: TrainState, stacking: Stacking | None = None) -> None:
@@ -248,8 +247,8 @@ class ModelState:
     def push_writes(self) -> None:
         """Take over what user code wrote into parameters, buffers and gradients since the last step."""
         self.push_values()
-        if self.grads is not None:
-            self.push_gradients()
+        if self.gradients.shown is not None:
+            self.gradients.push()
 
     def push_values(self) -> None:
         """:meth:`push_writes` without the gradients, which in the hooks of a step are still to be used."""
@@ -312,7 +311,7 @@ class ModelState:
             held = sys.getrefcount(self.buffers[name]) > self._held_by_us.get(name, 0) or self.live.is_shown(name)
             if not held and self.buffers[name].shape == shape:
                 continue
-            if self._multiprocess or self.live.is_current(name) or not self.live.is_ordinary(name):
+            if self.multiprocess or self.live.is_current(name) or not self.live.is_ordinary(name):
                 self.live.leave(name)
                 parted[name] = None
             else:
@@ -369,11 +368,11 @@ class ModelState:
         before = self.buffers[name]
         if tensor is None:
             return f"the buffer self.{name} is None, but was a tensor when the run began"
-        if tensor.dtype != before.dtype or (self._multiprocess and tensor.shape != before.shape):
+        if tensor.dtype != before.dtype or (self.multiprocess and tensor.shape != before.shape):
             return (
                 f"the buffer self.{name} was assigned a tensor {tuple(tensor.shape)} of {tensor.dtype}, but was "
                 f"{tuple(before.shape)} of {before.dtype} when the run began: a compiled step has one kind of each"
-                f"{', and on several processes one shape' if self._multiprocess else ''}. Assign a tensor like the one before"
+                f"{', and on several processes one shape' if self.multiprocess else ''}. Assign a tensor like the one before"
             )
         if type(tensor) not in (torch.Tensor, LazyTensor) or live_array(tensor) is not None or self.name_of(tensor):
             return f"the buffer self.{name} was assigned a {type(tensor).__name__} that is also something else: assign a clone()"
@@ -434,78 +433,6 @@ class ModelState:
     def _read(self, name: str) -> np.ndarray:
         return host_value(self.array(name), repr(name))
 
-    def _read_grad(self, name: str) -> torch.Tensor | None:
-        return self._gone_gradient(name) if name in self.differentiated else self._visible_gradients().read(name)
-
-    def _write_grad(self, name: str, grad: torch.Tensor | None) -> None:
-        self.differentiated -= {name}
-        self._visible_gradients().set(name, grad)
-
-    def _add_host_gradient(self, param: torch.Tensor, grad: torch.Tensor) -> None:
-        """Add to what ``p.grad`` shows what autograd of the host has left in a parameter, as torch does."""
-        name = self.name_of(param)
-        if name is None or not is_live(param):
-            return  # in a captured step the traced value stands for it
-        with torch._C.DisableTorchFunctionSubclass():
-            param.grad = None
-        if self._multiprocess:
-            raise RuntimeError(
-                f"parameter {name!r} was used outside of a step, and its gradient was computed on this process alone. Compute "
-                "with it in the step (of a Fabric: in forward, in a method that model.mark_forward_method(…) names, or in a "
-                "function that fabric.compile compiles), or with torch.autograd.grad"
-            )
-        if name not in self.differentiated:  # else the sum cannot be shown, and reading it says so
-            shown = self._visible_gradients().read(name)
-            self._visible_gradients().set(name, grad if shown is None else shown + grad)
-
-    def _visible_gradients(self) -> VisibleGradients:
-        """The gradients that ``p.grad`` shows: in the hooks of a step its own, outside of a step those accumulated so far."""
-        if self.grads is None:
-            self.grads = VisibleGradients(self.state.accumulated, self.state.params, self.strides)
-        return self.grads
-
-    def push_gradients(self) -> None:
-        """Take the gradients that ``p.grad`` shows now as those that the next step finds there."""
-        if self.grads is not None:
-            gradients = {name: grad for name, grad in self.grads.arrays().items() if grad is not None}
-            self.state = replace(self.state, accumulated=gradients)
-            self.grads = None
-
-    def drop_gradients(self) -> None:
-        """``p.grad`` is None for all parameters."""
-        self.grads, self.differentiated = None, frozenset()
-        if self._state.accumulated:
-            self._state = replace(self._state, accumulated={})
-
-    def begin_batch(self, batch_idx: int, accumulate: int) -> None:
-        """A batch of a window of ``accumulate`` begins: the first finds no gradients, the others those of the batches before.
-
-        Raises:
-            MisconfigurationException: the window has become another one, and the gradients of the batch before are gone.
-        """
-        if batch_idx % accumulate == 0:
-            self.drop_gradients()
-        elif self.differentiated:
-            raise MisconfigurationException(
-                f"`accumulate_grad_batches` was set to {accumulate} before batch {batch_idx} of an epoch, in the middle of a "
-                f"window of {accumulate}. Lightning adds to the gradients that the last optimizer step has used, of which a "
-                "compiled step keeps none: set it as an epoch (`GradientAccumulationScheduler`) or such a window begins, "
-                "override `on_before_optimizer_step`, which shows gradients, or run eagerly (XLATRAIN_EXECUTOR=eager)"
-            )
-
-    def _gone_gradient(self, name: str) -> torch.Tensor:
-        """A stand-in for a gradient that never left its program: it is there, but has no values to show."""
-
-        def raise_error() -> torch.Tensor:
-            raise RuntimeError(
-                f"the gradient of {name!r} was used after the update. In a compiled step it exists inside the program only, "
-                "unless a hook sees gradients: use p.grad in on_after_backward, on_before_optimizer_step or "
-                "configure_gradient_clipping"
-            )
-
-        param = self.params[name]
-        return lazy_tensor(tuple(param.shape), param.dtype, raise_error, self.strides.get(name))
-
     def of_trained(self, grads: Mapping[str, Any]) -> dict[str, Any]:
         """The gradients, by name, whose parameter requires one at this moment."""
         return {name: grad for name, grad in grads.items() if self.params[name].requires_grad}
@@ -525,7 +452,7 @@ class ModelState:
             lost, self.is_released = self.live.release(failed=failed), True
             # Reference cycles keep this until garbage is collected, which arrays are too large to wait for.
             self.state = replace(self._state, params={}, buffers={}, opt_state={}, accumulated={})
-            self.grads = None
+            self.gradients.shown = None
             return lost
         self.state = replace(self.state, opt_state={}, accumulated={})
         return []
@@ -540,34 +467,12 @@ class ModelState:
         On several processes all must ask, unless a run ``failed``. That may be on some of them only, and the others do not come
         to read what is split over processes: it stays on the mesh, and this process ends with its error.
         """
-        if failed and self._multiprocess and not all(map(is_here, jax.tree.leaves(self._state))):
+        if failed and self.multiprocess and not all(map(is_here, jax.tree.leaves(self._state))):
             return False
         if self.live.storageless_bytes == 0:
             return True
-        if failed and self._multiprocess:
+        if failed and self.multiprocess:
             return False
         state = sum(leaf.nbytes for leaf in jax.tree.leaves(self.state.opt_state))
         fits = self.live.storageless_bytes + state <= available_host_memory()
-        return min(distributed.all_gather_object(fits)) if self._multiprocess else fits
-
-
-def check_dense(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises:
-    ValueError: a tensor that has no values yet, or that is not dense; names it.
-    """
-    for name, tensor in tensors.items():
-        if isinstance(tensor, UninitializedBuffer | UninitializedParameter):
-            raise ValueError(
-                f"parameter {name!r} is not initialised yet (a Lazy module): run one batch through the module, e.g. in "
-                "setup() or "
-                "configure_model(), before it is trained"
-            )
-        if tensor.layout != torch.strided:
-            raise ValueError(f"{name!r} has layout {tensor.layout}; XLA trains dense (strided) parameters only")
-        if tensor.is_meta:
-            raise ValueError(
-                f"{name!r} is on the meta device, so it has no values: make the module without torch.device('meta'), or "
-                "create it in "
-                "configure_model()"
-            )
-        jax_dtype(tensor.dtype)
+        return min(distributed.all_gather_object(fits)) if self.multiprocess else fits

@@ -85,7 +85,7 @@ class AutomaticSteps:
             self._follow_clipping()
             placed = run.steps.place(batch)
             if fused:
-                run.model.begin_batch(batch_idx, accumulate)
+                run.model.gradients.begin_batch(batch_idx, accumulate)
             mode = "fused" if fused else "split"
             step = TrainingStep(run.steps, placed, mode, accumulate, self._update, run.host_values(batch_idx), user_step)
             outcome = run.steps.run(step)
@@ -119,7 +119,7 @@ class AutomaticSteps:
         run.steps.show_gradients()
         after(loss)
         if not self._updating:
-            run.model.push_gradients()  # kept for the batch that steps the optimizer
+            run.model.gradients.push()  # kept for the batch that steps the optimizer
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
         """``optimizer.step(closure)``: the closure, and then what of the step its program has not done."""
@@ -136,7 +136,7 @@ class AutomaticSteps:
         """The hooks between gradients and update, and the update, after the closure."""
         run, trainer = self._run, self._run.trainer
         if not self._updated:
-            if run.model.grads is None:
+            if run.model.gradients.shown is None:
                 run.steps.show_gradients()
             call._call_callback_hooks(trainer, "on_before_optimizer_step", optimizer)
             call._call_lightning_module_hook(trainer, "on_before_optimizer_step", optimizer)

@@ -32,7 +32,7 @@ class ManualSteps:
         self._run, self._wrapped = run, wrapped
         assert isinstance(run.functional, OptimizerSet)
         self._host = HostPart(run.functional, run.model.replicate)
-        run.model.carries_gradients = True
+        run.model.gradients.are_kept = True
 
     def training_step(self, args: tuple[Any, ...]) -> Any:
         """Run a batch; gives what ``training_step`` returned."""

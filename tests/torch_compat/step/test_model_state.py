@@ -102,7 +102,7 @@ def test_streams_start_at_the_seed_and_continue_where_they_were(state: ModelStat
 def test_gradients_used_up_in_a_program_are_there_without_values(state: ModelState) -> None:
     layer: Any = state.module.layer
     assert layer.weight.grad is None
-    state.differentiated = frozenset({"layer.weight"})
+    state.gradients.differentiated = frozenset({"layer.weight"})
     assert layer.weight.grad.shape == (8, 16) and layer.bias.grad is None
     with pytest.raises(RuntimeError, match=r"gradient of 'layer.weight' was used after the update.*on_after_backward"):
         layer.weight.grad.sum()
@@ -112,7 +112,7 @@ def test_gradients_used_up_in_a_program_are_there_without_values(state: ModelSta
 
 def test_gradients_that_hooks_see(state: ModelState) -> None:
     grads = {"layer.weight": jnp.ones((8, 16)), "layer.bias": None}
-    state.grads = VisibleGradients(grads, state.state.params, {})
+    state.gradients.shown = VisibleGradients(grads, state.state.params, {})
     assert state.module.layer.weight.grad.unique().tolist() == [1.0]
     assert state.module.layer.bias.grad is None
 

@@ -115,7 +115,7 @@ def _gradients(model: MeshModel, parameters: Sequence[Tensor]) -> Any:
     """The state with everything in it that ``p.grad`` shows, and the names of those of ``parameters`` that have a gradient."""
     placed = model.placed
     assert placed is not None
-    placed.push_gradients()
+    placed.gradients.push()
     names = [placed.name_of(parameter) for parameter in parameters]
     return placed.state, [name for name in names if name in placed.state.accumulated]
 

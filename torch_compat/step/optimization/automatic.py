@@ -128,7 +128,7 @@ class AutomaticOptimization:
         accumulate = run.accumulate_grad_batches
         if not self._overridden and not self.keeps_gradients:
             mode = "fused" if stepped else "accumulate"
-            self._steps.model.begin_batch(batch_idx, accumulate)
+            self._steps.model.gradients.begin_batch(batch_idx, accumulate)
             if stepped and self._hooks.before_step(self._optimizer):
                 self._push_states()
             try:
@@ -226,7 +226,7 @@ class AutomaticOptimization:
     def _end_of_step(self) -> None:
         """Keep the gradients where no optimizer step used them: there was none, or the hook only called the closure."""
         if self._eager is None:
-            self._steps.model.push_gradients()
+            self._steps.model.gradients.push()
 
     def _before_backward(self, loss: torch.Tensor) -> torch.Tensor:
         """Show the loss, a scalar, to the hooks before backward, which cannot change it any more.
@@ -268,7 +268,7 @@ class AutomaticOptimization:
         loss = closure()
         if self._eager is not None:
             return self._eager.update(lambda: loss)
-        if self._steps.model.grads is None:
+        if self._steps.model.gradients.shown is None:
             raise MisconfigurationException(
                 "optimizer.step() was called without the closure that runs forward and backward; pass optimizer_closure on"
             )
@@ -282,7 +282,7 @@ class AutomaticOptimization:
                 gradient_clip_algorithm=run.gradient_clip_algorithm,
             )
         if self.keeps_gradients:
-            self.kept_gradients = self._steps.model.grads.arrays()
+            self.kept_gradients = self._steps.model.gradients.shown.arrays()
         self._push_states()
         self._steps.apply(*self.update.numbers())
         if self._functional is not None:
@@ -295,7 +295,7 @@ class AutomaticOptimization:
         def closure() -> Any:
             loss = forward()
             model = self._steps.model
-            model.grads = VisibleGradients(self.kept_gradients or {}, model.state.params, model.strides)
+            model.gradients.shown = VisibleGradients(self.kept_gradients or {}, model.state.params, model.strides)
             return loss
 
         self._step_through_hook(closure, batch_idx)

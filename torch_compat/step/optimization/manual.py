@@ -33,7 +33,7 @@ class ManualOptimization:
         self._steps = steps
         self._user = UserStep(run, run.optimizers, contextlib.nullcontext)
         self._host = HostPart(optimizers, steps.model.replicate)
-        steps.model.carries_gradients = True
+        steps.model.gradients.are_kept = True
 
     def run(self, batch: Any, batch_idx: int, stepped: bool) -> StepOutcome:
         """Run a batch; ``stepped`` matters to automatic optimization only."""
