@@ -348,7 +348,7 @@ EAGER_CASES = {
     "slopes_that_values_count": "torch draws for rrelu as many numbers as the values of its operands say",
     "fabric_loop_that_skips_batches_that_raise": "the step raises ValueError: a batch of another size",
     "fabric_loop_that_skips_batches_that_raise_compiled": "the step raises ValueError: a batch of another size",
-    "a_call_that_cannot_be_compiled_after_one_that_can": "draws.py",
+    "a_call_that_cannot_be_compiled_after_one_that_can": "draws_in_loops.py",
     "a_backward_pass_that_cannot_be_lowered": "reads 64-bit values",
     "whole_numbers_that_need_64_bits": "do not fit int32",
     "distributions_that_values_count": "as many numbers as the values of its operands say",

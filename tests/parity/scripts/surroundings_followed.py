@@ -241,7 +241,7 @@ def changed_in_place_by_augmented_assignments(run: Run) -> None:
 
 @case
 def a_bar_of_the_users_own_that_a_step_moves(run: Run) -> None:
-    """It holds a lock, so that the step is eager: what the attempt to capture it has changed is taken back."""
+    """It holds a lock: a capture ends before the bar has moved, and the step is eager."""
     bar = tqdm(total=100, file=io.StringIO(), mininterval=0)
 
     class Moving(Regression):
