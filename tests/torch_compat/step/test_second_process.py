@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from torch_compat.step import kept_graphs
 from xlatrain.xla.told import OF_NO_PROGRAM
 
@@ -67,8 +68,11 @@ def run(folder: Path, *, weight: float = 2.0, factor: float = 1.0, stock: bool =
     of_the_suite = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "JAX_ENABLE_COMPILATION_CACHE")
     env = {name: value for name, value in os.environ.items() if name not in of_the_suite}
     env |= {"XLATRAIN_CACHE_DIR": str(folder / "cache"), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **environment}
-    command = [sys.executable, *([] if stock else ["-m", "torch_compat"]), str(script)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    if stock:
+        done = warm.run(warm.STOCK, [str(script)], env=env, timeout=300)
+    else:
+        command = [sys.executable, "-m", "torch_compat", str(script)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "is of no use" not in done.stderr, done.stderr[-3000:]
     losses, traced = done.stdout.strip().splitlines()[-1].split(" | ")
