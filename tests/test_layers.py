@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -88,6 +89,13 @@ def test_only_the_name_of_the_strategy_for_stock_lightning_is_in_the_engine() ->
     assert {path.parent.name for path in users} == {"stock_trainer"}
 
 
+def is_for_types(node: ast.AST) -> TypeGuard[ast.If]:
+    """Whether it is ``if TYPE_CHECKING``."""
+    return isinstance(node, ast.If) and any(
+        "TYPE_CHECKING" in (getattr(one, "id", None), getattr(one, "attr", None)) for one in ast.walk(node.test)
+    )
+
+
 def imports_on_load(tree: ast.Module) -> Iterator[ast.AST]:
     """Statements that run when the module is loaded: not in functions, not under ``if TYPE_CHECKING``."""
     todo: list[ast.AST] = list(tree.body)
@@ -95,7 +103,7 @@ def imports_on_load(tree: ast.Module) -> Iterator[ast.AST]:
         node = todo.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if is_for_types(node):
             todo.extend(node.orelse)
             continue
         yield node
@@ -241,7 +249,7 @@ def upward_arrows() -> dict[str, list[str]]:
         own = level.get(".".join(module_name(path).split(".")[1:2]), len(level))
         tree = ast.parse(path.read_text())
         on_load = {id(node) for node in imports_on_load(tree)}
-        guarded = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+        guarded = [node for node in ast.walk(tree) if is_for_types(node)]
         for_types = {id(node) for one in guarded for node in ast.walk(one)}
         for node in ast.walk(tree):
             if id(node) in on_load:
