@@ -69,7 +69,7 @@ _WITHOUT_PRODUCTS = {
     *("barrier", "split_rows", "split_features", "whole_over_fsdp", "to_host", "to_device", "update", "ctc_loss", "jax_value"),
     *("normal", "uniform", "randint", "randperm", "gamma", "poisson", "binomial", "trunc_normal_"),
     *("log_normal", "cauchy", "bernoulli", "exponential", "geometric", "whole_range"),
-    *("rows_of_features", "features_of_rows"),
+    *("rows_of_features", "features_of_rows", "linear_sum_assignment"),
 }
 _BY_THEIR_REQUEST = {"attention", "banded_attention", "dropout_attention"}
 """Whose pairs are counted by what a band lets see."""
