@@ -141,14 +141,28 @@ class FollowedFunctions:
         for value in self._surroundings(function):
             if isinstance(value, types.ModuleType):
                 if not is_library(value.__name__):
-                    for name in names & vars(value).keys():
-                        self._places.note(Entry(vars(value), name, f"{value.__name__}.{name}"), read=True)
+                    self._unseen_attributes(vars(value), value.__name__, names)
             elif type(value) is types.FunctionType and is_pythons(value) and depth < _NESTED:
                 if value.__globals__ is function.__globals__:
                     self.unseen(value, depth + 1)
             else:
                 self.follow(value)
                 self._walk(value)
+                if isinstance(value, types.FunctionType):
+                    self._unseen_attributes(vars(value), value.__qualname__, names)
+                elif isinstance(value, type):
+                    self._unseen_of_class(value, names)
+
+    def _unseen_attributes(self, held: dict[str, Any], holder: str, names: Collection[str]) -> None:
+        for name in held.keys() & names:
+            self._places.note(Entry(held, name, f"{holder}.{name}"), read=True)
+            self._walk(held[name])
+
+    def _unseen_of_class(self, kind: type, names: Collection[str]) -> None:
+        for one in (*kind.__mro__, *type(kind).__mro__):
+            for name in (vars(one).keys() & names) if is_user_class(one) else ():
+                self._places.note(Lookup(one, name, text_of(one, name)), read=True)
+                self._walk(vars(one)[name])
 
     def replaceable(self, function: types.FunctionType) -> None:
         """A function of a library, which has no notes: the functions that it calls may be replaced, not what these call."""

@@ -49,7 +49,7 @@ from torch_compat.step.values.marks import PLAIN, Same, inside, mark
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.own_dict import OwnDict
 from torch_compat.step.values.taken_values import TakenValues
-from torch_compat.step.values.user_objects import may_be_followed
+from torch_compat.step.values.user_objects import attributes_of, may_be_followed
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.capture.stand_ins import is_still
 from xlatrain.bridge.patches import is_for_a_time
@@ -229,7 +229,7 @@ class NotedPlaces:
         for location, _, kept in self._first.values():
             _put_back_tensor(location, kept)
         changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
-        if changed and not {id(one[0].owner) for one in changed} <= set(followed()):
+        if changed and not all(_is_one_of(one[0].owner, followed()) for one in changed):
             of_calls: Counter[int] = Counter()
             if not attended:
                 gc.collect()  # looks at all that the process holds, so it is done only where it decides
@@ -238,7 +238,7 @@ class NotedPlaces:
             self._drop_own(of_calls)
             changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
         known = followed() if changed else ()
-        changed = [one for one in changed if id(one[0].owner) not in known]
+        changed = [one for one in changed if not _is_one_of(one[0].owner, known)]
         changed = [one for one in changed if not isinstance(one[0].owner, functools._lru_cache_wrapper)]
         staying = self._staying([location for location, _, _ in changed])
         whole = {id(location.owner) for location, _, _ in changed if isinstance(location, Contents)}
@@ -383,6 +383,11 @@ class NotedPlaces:
             for key in gone:
                 del self._first[key]
                 self._guards.discard(key)
+
+
+def _is_one_of(owner: Any, known: Collection[int]) -> bool:
+    """Whether an object, or the dict of its attributes, has one of these ids."""
+    return id(owner) in known or ((held := attributes_of(owner)) is not None and id(held) in known)
 
 
 def _put_back_tensor(location: Location, kept: Any) -> None:
