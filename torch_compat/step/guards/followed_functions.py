@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib.util
+import inspect
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -31,6 +32,7 @@ from torch_compat.step.guards.origins import (
     names_of,
 )
 from torch_compat.step.guards.parameter_hooks import called_by_autograd
+from torch_compat.step.guards.unseen_changes import change_of
 from torch_compat.step.values.user_objects import is_user_class
 from xlatrain.bridge.errors import is_user_file
 
@@ -136,7 +138,12 @@ class FollowedFunctions:
         if function in self._unseen_functions:
             return
         self._unseen_functions.add(function)
-        self._places.note(Function(function, f"{function.__module__}.{function.__qualname__}"), read=True)
+        name = f"{function.__module__}.{function.__qualname__}"
+        module = str(function.__module__)
+        users = module == "__main__" or not (is_library(module) or is_third_party(module))
+        if users and (change := change_of(function.__code__)):
+            self._instrumented.refuse(function, f"{name} has no source that could be read, and changes something ({change})")
+        self._places.note(Function(function, name), read=True)
         names = names_of(function.__code__)
         for value in self._surroundings(function):
             if isinstance(value, types.ModuleType):
@@ -159,10 +166,11 @@ class FollowedFunctions:
             self._walk(held[name])
 
     def _unseen_of_class(self, kind: type, names: Collection[str]) -> None:
-        for one in (*kind.__mro__, *type(kind).__mro__):
-            for name in (vars(one).keys() & names) if is_user_class(one) else ():
+        for one in (*kind.__mro__, *inspect.getmro(type(kind))):
+            held: dict[str, Any] = dict(one.__dict__) if is_user_class(one) else {}
+            for name in held.keys() & names:
                 self._places.note(Lookup(one, name, text_of(one, name)), read=True)
-                self._walk(vars(one)[name])
+                self._walk(held[name])
 
     def replaceable(self, function: types.FunctionType) -> None:
         """A function of a library, which has no notes: the functions that it calls may be replaced, not what these call."""

@@ -13,6 +13,7 @@ import functools
 import linecache
 import marshal
 import os
+import sys
 import threading
 import types
 import warnings
@@ -21,7 +22,7 @@ from typing import Any
 
 from torch_compat.step.guards.notes import LIBRARY_NOTES, NOTES, RECEIVER, Notes, Observer
 from torch_compat.step.guards.rewriter import ENTERED, MARK, Rewriter
-from xlatrain.bridge.errors import is_user_file
+from xlatrain.bridge.errors import CaptureError, is_user_file
 from xlatrain.xla import kept_files
 
 
@@ -140,6 +141,33 @@ class Instrumented:
         self._own: dict[types.FunctionType, types.CodeType] = {}
         self._keys: dict[str, list[types.FunctionType]] = {}
         self.without_source: dict[types.FunctionType, None] = {}
+        self._refused: dict[types.CodeType, str] = {}
+        self._refusal: CaptureError | None = None
+        self._profiler: Any = None
+        self._entered = self._watches = False
+
+    def refuse(self, function: types.FunctionType, text: str) -> None:
+        """Let no call of a function pass: what it changes would not be seen.
+
+        Args:
+            text: says so.
+        """
+        self._refused[function.__code__] = text
+        if self._entered:
+            self._watch()
+
+    def _watch(self) -> None:
+        if not self._watches and self._refused:
+            self._profiler, self._watches = sys.getprofile(), True
+            sys.setprofile(self._watch_calls)
+
+    def _watch_calls(self, frame: types.FrameType, event: str, _: object) -> None:
+        text = self._refused.get(frame.f_code) if event == "call" else None
+        if text is not None:
+            self._refusal = CaptureError(
+                f"the step\n  cannot be captured: {text}.\n  Fix: put the program into a file, so that its lines can be read."
+            )
+            raise self._refusal
 
     def add(self, function: types.FunctionType) -> bool:
         """Give a function its notes; False if there is no source to take them from."""
@@ -184,12 +212,19 @@ class Instrumented:
     def __enter__(self) -> Instrumented:
         self._before = RECEIVER.observer, RECEIVER.thread
         RECEIVER.observer, RECEIVER.thread = self._observer, threading.get_ident()
+        self._entered = True
+        self._watch()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._watches:
+            sys.setprofile(self._profiler)
+        self._entered = self._watches = False
         RECEIVER.observer, RECEIVER.thread = self._before
         for function, code in self._own.items():
             function.__code__ = code
+        if self._refusal is not None and kind is None:  # the step has caught it
+            raise self._refusal
 
 
 def _key_of(code: types.CodeType) -> str:
