@@ -140,7 +140,7 @@ class FollowedFunctions:
         self._unseen_functions.add(function)
         name = f"{function.__module__}.{function.__qualname__}"
         module = str(function.__module__)
-        users = module == "__main__" or not (is_library(module) or is_third_party(module))
+        users = module == "__main__" or not (is_library(module) or is_third_party(module) or is_pythons(function))
         if users and (change := change_of(function.__code__)):
             self._instrumented.refuse(function, f"{name} has no source that could be read, and changes something ({change})")
         self._places.note(Function(function, name), read=True)

@@ -30,6 +30,7 @@ from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.host_values import Expression, HostValues
 from torch_compat.step.host.scalars import HostScalar, ScalarTracer
+from xlatrain.bridge.capture.cut import UnknownValueError
 from xlatrain.bridge.errors import is_library_file, is_user_file
 from xlatrain.cluster.distributed import world
 
@@ -183,9 +184,13 @@ def _tried(made: FunctionCall, host_values: HostValues) -> tuple[tuple[Any, ...]
     """The first call: what it gives, and how that is put together.
 
     Raises:
-        _NotKnownError: it draws from torch's generator, changes what it gets, or gives something else than numbers.
+        _NotKnownError: it draws from torch's generator, changes what it gets, or gives something else than numbers; or what it
+            gets is not on the host.
     """
-    leaves = [one.of(host_values) if type(one) is _Later else one for one in made.args]
+    try:
+        leaves = [one.of(host_values) if type(one) is _Later else one for one in made.args]
+    except UnknownValueError:
+        raise _NotKnownError from None
     given = pytree.tree_unflatten([_own(one) for one in leaves], made.spec)
     drawn = _state()
     with torch.no_grad():
