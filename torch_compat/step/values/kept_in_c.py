@@ -49,7 +49,7 @@ def keeps_in_c(kind: type) -> bool:
 
     Iterators have it, too; they are looked after as what gives something else each time.
     """
-    if kind in _UNKNOWN or issubclass(kind, _UNKNOWN):
+    if issubclass(kind, _UNKNOWN):
         return True
     if issubclass(kind, _KNOWN) or has_contents(kind):
         return False
