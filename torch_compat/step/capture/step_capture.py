@@ -264,6 +264,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 trace.metrics.recording(),
                 recording_host_functions(trace.calls),
                 taking_host_scalars(),
+                trace.calls.shared.active(),
                 slicing_at_moving_bounds(inputs.offsets),
                 contextlib.nullcontext() if inputs.numbers is None else inputs.numbers.lifting(tracer),
                 trace.hooks.followed(),
@@ -279,6 +280,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 inputs.spec.put_back()
                 _check_written({**dict(enumerate(leaves)), **values, **state}, inputs.shared)
             tracer.check_arrays()
+            trace.calls.shared.check()
             changed = _changed_buffers(module, before, inputs.buffers)
             assigned.update({name: one.shape for name, one in changed.items() if one is not state[name]})
             known = inputs.host_values.batch

@@ -45,7 +45,7 @@ from torch_compat.step.host.later_text import LaterText
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import state_of, use_of
 from torch_compat.step.values.kept_in_c import keeps_in_c, kept_alone
-from torch_compat.step.values.marks import PLAIN, Same, inside, mark
+from torch_compat.step.values.marks import PLAIN, Same, has_contents, inside, mark
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.own_dict import OwnDict
 from torch_compat.step.values.taken_values import TakenValues
@@ -386,8 +386,10 @@ class NotedPlaces:
 
 
 def _is_one_of(owner: Any, known: Collection[int]) -> bool:
-    """Whether an object, or the dict of its attributes, has one of these ids."""
-    return id(owner) in known or ((held := attributes_of(owner)) is not None and id(held) in known)
+    """Whether an object, or the dict of its attributes where it has nothing else, has one of these ids."""
+    if id(owner) in known:
+        return True
+    return not has_contents(type(owner)) and (held := attributes_of(owner)) is not None and id(held) in known
 
 
 def _put_back_tensor(location: Location, kept: Any) -> None:

@@ -22,7 +22,7 @@ _MADE = ("BUILD_LIST", "BUILD_MAP", "BUILD_SET", "LIST_EXTEND", "SET_UPDATE", "D
 
 @functools.lru_cache(maxsize=1024)
 def change_of(code: types.CodeType) -> str | None:
-    """What a function changes beside what it makes, ``self.name``, and what ``self.name`` holds; None: nothing that is seen."""
+    """The text of a change of something else than what a function makes, ``self.name`` and what that holds; None without one."""
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("EXTENDED_ARG", "CACHE", "NOP", "PUSH_NULL")]
     own = _own_names(code, steps)
     first = code.co_varnames[0] if code.co_argcount else None

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_compat.step.host.later_text import END, MARK, RECORDER, LaterText, later_text
+from torch_compat.step.host.shared_memory import SharedMemory
 from torch_compat.step.host.slots import ComputedSlot, ValueSlot
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.errors import CaptureError, user_line
@@ -89,6 +90,7 @@ class HostCalls:
         pure: indices of the calls that are made for their results only.
         read: indices of the calls whose results the graph uses as tensors.
         asked: gives values that are known before the step.
+        shared: the memory that tensors and arrays share.
     """
 
     calls: list[HostCall] = field(default_factory=list)
@@ -98,6 +100,7 @@ class HostCalls:
     pure: set[int] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
     asked: AskedValues | None = None
+    shared: SharedMemory = field(default_factory=SharedMemory)
     _texts: list[tuple[ValueSlot, str | None]] = field(default_factory=list)
     _used_texts: set[int] = field(default_factory=set)
     _may_be_dropped: set[int] = field(default_factory=set)

@@ -12,6 +12,7 @@ import io
 import logging
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,7 +35,7 @@ from torch_compat.step.host.percent import CONVERSION
 from torch_compat.step.host.said import recording
 from torch_compat.step.host.streams import RecordedStream, is_asked_by_user
 from xlatrain.bridge.capture.generation.uncut import Uncut
-from xlatrain.bridge.errors import is_user_file
+from xlatrain.bridge.errors import is_user_file, user_line
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.tensors.dtypes import numpy_dtype
 
@@ -223,7 +224,9 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
             None if isinstance(tensor, Uncut) else np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape))
         )
         known = _known(calls, tensor, _numpy)
-        return HostFuture(calls, calls.record(_numpy, (tensor,), text="numpy", pure=known is not None), like=like, known=known)
+        slot = calls.record(_numpy, (tensor,), text="numpy", pure=known is not None)
+        calls.shared.note(tensor, calls.calls[slot.index].where or "the step", call=slot.index)
+        return HostFuture(calls, slot, like=like, known=known)
 
     def tolist(tensor: torch.Tensor) -> Any:
         if tensor.ndim == 0:
@@ -242,7 +245,9 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
 
     def array(tensor: torch.Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
         if _known(calls, tensor, _numpy) is not None:
-            return np.array(numpy(tensor, force=not tensor.requires_grad), dtype)
+            made = np.array(numpy(tensor, force=not tensor.requires_grad), dtype)
+            calls.shared.note(tensor, user_line(traceback.extract_stack()) or "the step", array=made)
+            return made
         raise calls.refuse(
             "a tensor of the step, which has no value yet, is converted to numpy (np.asarray, a numpy or sklearn function)",
             "use torch ops in the step, or convert in a hook such as on_train_batch_end",

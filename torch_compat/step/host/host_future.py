@@ -34,6 +34,8 @@ from torch_compat.step.host.later_functions import (
 )
 from torch_compat.step.host.later_value import LaterValue
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.host.shared_memory import may_view
+from torch_compat.step.host.slots import ValueSlot
 from torch_compat.step.host.whole_numbers import NARROW
 
 _OF_ARRAYS = {
@@ -93,12 +95,24 @@ class HostFuture(LaterValue):
 
     # -- derived values --------------------------------------------------------------------------------------------
 
+    def _note_memory(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slot: ValueSlot) -> None:
+        """Note what a call does to the memory of arrays that tensors have, too."""
+        shared = self._calls.shared
+        if args and type(args[0]) is HostFuture:
+            given = args[0]._slot
+            if may_view(function, str(given.path[-1][1]) if function is call and given.path else ""):
+                shared.views(slot.index, given.index)
+        for one in pytree.tree_leaves(kwargs.get("out")):
+            if type(one) is HostFuture:
+                shared.changes(one._slot.index)
+
     def _apply(self, function: Callable[..., Any], *args: Any, traced: bool = False, **kwargs: Any) -> Any:
         """``function`` on the host; with ``traced`` in the graph as well, where all arguments are there."""
         known = None if kwargs else known_result(function, args, known_operand)
         if known is None and self._known is not None and (kwargs or function is call):
             self._known.changed.append(getattr(function, "__name__", "a call"))
         slot = self._record(function, args, kwargs, pure=known is not None)
+        self._note_memory(function, args, kwargs, slot)
         both: Any = None
         deferred = [a for a in args if type(a) is HostFuture]
         likes = [a._like if type(a) is HostFuture else a for a in args]
@@ -151,6 +165,8 @@ class HostFuture(LaterValue):
         known = self._known and self._known.then(operator.attrgetter(name), name)
         if self._known is not None and name not in _PURE:
             self._known.changed.append(name)
+        if name in _CHANGING:
+            self._calls.shared.changes(self._slot.index)
         return HostFuture(self._calls, self._slot.part("attr", name), known=known)
 
     def given_to(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -249,10 +265,12 @@ def _in_place(function: Callable[[Any, Any], Any]) -> Any:
     """An operator like ``+=``, which changes an array or a list itself."""
 
     def method(self: HostFuture, other: Any) -> Any:
-        if not isinstance(self._like, np.ndarray | list):
+        may_be_array = self._like is None and self._made is None and self._computes is None and self._later is None
+        if not (isinstance(self._like, np.ndarray | list) or may_be_array):
             return NotImplemented
         if self._slot.index in self._calls.read:
             raise self.refusal("an array whose memory a tensor may have is changed in place")
+        self._calls.shared.changes(self._slot.index)
         made = self._apply(function, self, other)
         made.slot()  # others may have the array
         return made
@@ -260,6 +278,8 @@ def _in_place(function: Callable[[Any, Any], Any]) -> Any:
     return method
 
 
+_CHANGING = frozenset({"sort", "partition", "fill", "put", "resize", "byteswap"})
+"""Methods of an array that change it."""
 _DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
 
 

@@ -20,6 +20,7 @@ from torch_compat.step.host.host_future import HostFuture
 from torch_compat.step.host.later_text import check_kept
 from torch_compat.step.host.offsets import width
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.host.shared_memory import made_of
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.torchscript import scripting_with
@@ -32,6 +33,7 @@ _SIZED = ("expand", "new_empty", "new_ones", "new_zeros", "roll")
 """Methods whose sizes torch looks at before it asks :class:`HostScalar` for them."""
 
 
+_FACTORIES = {id(getattr(torch, name)): name for name in ("tensor", "as_tensor", "asarray", "scalar_tensor", "from_numpy")}
 _FEW = 4
 """Numbers of a list that are one input each; more of them are an array together."""
 
@@ -41,8 +43,9 @@ def taking_host_scalars() -> Iterator[None]:
     """Let torch's factories and ``math`` take counters and drawn numbers, which become inputs of the program."""
     functions: list[tuple[Any, str, Any]] = [(math, name, _mapped(getattr(math, name))) for name in _MATHS]
     functions += [(math, name, _looking(getattr(math, name))) for name in ("isnan", "isinf", "isfinite")]
-    functions += [(torch, name, _making(getattr(torch, name))) for name in ("tensor", "as_tensor", "asarray", "scalar_tensor")]
-    functions.append((torch, "from_numpy", _from_numpy(torch.from_numpy)))
+    made = {name: _from_numpy if name == "from_numpy" else _making for name in _FACTORIES.values()}
+    factories = {name: make(getattr(torch, name)) for name, make in made.items()}
+    functions += [(torch, name, _of_arrays(factory)) for name, factory in factories.items()]
     functions += [
         (torch, name, _of_exact_size(getattr(torch, name))) for name in ("zeros", "ones", "empty", "rand", "randn", "roll")
     ]
@@ -89,6 +92,14 @@ def _making(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     return make
 
 
+def _of_arrays(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(factory)
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return factory(*args, **kwargs) if args and type(args[0]) is HostArray else made_of(factory, *args, **kwargs)
+
+    return make
+
+
 def _from_numpy(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(function)
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -129,7 +140,8 @@ def _exact(argument: Any) -> Any:
 def _new_tensor(like: torch.Tensor, data: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
     if _holds_numbers(data):
         return torch.tensor(data, dtype=dtype or like.dtype, **kwargs)
-    return torch.Tensor.new_tensor(like, data, dtype=dtype, **kwargs)
+    copy = np.array(data) if type(data) is np.ndarray else data  # a constant must not be an array that is put back
+    return torch.Tensor.new_tensor(like, copy, dtype=dtype, **kwargs)
 
 
 def _holds_numbers(data: Any) -> bool:
@@ -206,7 +218,12 @@ def length_of(*args: Any) -> Any:
 
 
 def constructor(kind: Any) -> Callable[..., Any] | None:
-    """A class of tensors, or ``np.array``, that also takes numbers of the step; None for anything else."""
+    """A class of tensors, ``np.array``, or a function of torch that was imported by name, that also takes numbers of the step.
+
+    None for anything else.
+    """
+    if (name := _FACTORIES.get(id(kind))) is not None:
+        return getattr(torch, name)
     if kind is np.array or kind is np.asarray:
         return _constructing(of_lists(kind), lambda array, **options: array._then(np.array, "array", **options))
     if kind is torch.Tensor or (isinstance(kind, type) and type(kind) is type(torch.FloatTensor)):
@@ -223,7 +240,7 @@ def _constructing(kind: Any, make: Callable[..., Any], of_list: Callable[..., An
             return make(given, **kwargs)
         if of_list is not None and type(given) in (list, tuple) and _holds_numbers(given):
             return of_list(given)
-        return kind(*args, **kwargs)
+        return kind(*args, **kwargs) if of_list is None else made_of(kind, *args, **kwargs)
 
     return construct
 

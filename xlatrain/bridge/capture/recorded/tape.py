@@ -298,6 +298,16 @@ def ops_so_far() -> int:
     return 0 if tape is None else len(tape.entries)
 
 
+def uses_since(tensor: torch.Tensor, since: int) -> bool:
+    """Whether the run has used the memory of ``tensor`` after so many ops; True where nothing is recorded."""
+    tape = _ACTIVE.get()
+    if tape is None:
+        return True
+    memory = _memory(tensor)
+    given = (leaf for entry in tape.entries[since:] for leaf in leaves_of((entry.args, entry.kwargs)))
+    return any(isinstance(one, torch.Tensor) and _memory(one) == memory for one in given)
+
+
 def first_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor with which the memory of ``tensor`` came about in the run that is being recorded; None where there is none."""
     tape = _ACTIVE.get()
