@@ -28,6 +28,9 @@ class SharedMemory:
     """The tensors of a run whose memory is an array's as well. One of the two must not be changed behind the other's back."""
 
     def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         self._tensors: list[tuple[torch.Tensor, int, str]] = []
         self._arrays: list[tuple[np.ndarray, bytes, str]] = []
         self._of_calls: dict[int, tuple[torch.Tensor, str]] = {}
@@ -74,14 +77,15 @@ class SharedMemory:
         Raises:
             CaptureError: names the line that made one of the other.
         """
-        arrays, self._arrays = self._arrays, []  # who else holds an array shows whether the step has made it
-        for tensor, version, where in self._tensors:
+        tensors, arrays, changed = self._tensors, self._arrays, self._changed
+        self._forget()  # who else holds an array shows whether the step has made it
+        for tensor, version, where in tensors:
             if tensor._version != version:
                 raise _error(where, "a tensor is changed in place after it has shared its memory with an array")
         for array, before, where in arrays:
             if array.tobytes() != before:
                 raise _error(where, "an array is changed in place after it has shared its memory with a tensor")
-        for tensor, since, where in self._changed:
+        for tensor, since, where in changed:
             if uses_since(tensor, since):
                 raise _error(where, "an array is changed in place, and the tensor whose memory it has is used after that")
 
