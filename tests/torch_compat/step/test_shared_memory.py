@@ -85,6 +85,8 @@ USES: dict[str, Callable[[Any, Any, Tensor, int], Any]] = {
     "an attribute's entry, a tensor": lambda m, x, p, n: torch.tensor(set_first(m.array, n)).mean(),
     "an attribute's sum, a tensor": lambda m, x, p, n: torch.tensor(put(m.array, 1)).mean(),
     "a global's entry, a tensor": lambda m, x, p, n: torch.from_numpy(set_first(GLOBAL, n)).mean(),
+    "a tensor, the attribute's entry": lambda m, x, p, n: with_tensor(m.array, lambda a, t: (set_first(a, n), t.mean())[1]),
+    "a tensor, the attribute's sum": lambda m, x, p, n: with_tensor(m.array, lambda a, t: (put(a, n), t.mean())[1]),
     "a tensor, the global's entry": lambda m, x, p, n: with_tensor(GLOBAL, lambda a, t: (set_first(a, n + 1), t.mean())[1]),
     "a tensor, the array's entry": lambda m, x, p, n: with_tensor(filled(0), lambda a, t: (set_first(a, n), t.mean())[1]),
     "a tensor, the array's sum": lambda m, x, p, n: with_tensor(filled(0), lambda a, t: (put(a, 5), t.mean())[1]),

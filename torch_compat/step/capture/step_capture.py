@@ -277,10 +277,10 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 with inputs.reading(tracer, inputs.host_values):  # backward and the hooks of gradients read attributes, too
                     grads = spec.body(inputs, trace, values, batch, tracer)
                     trace.optimizers.finish()
+                trace.calls.shared.check()  # before what the step changed is put back
                 inputs.spec.put_back()
                 _check_written({**dict(enumerate(leaves)), **values, **state}, inputs.shared)
             tracer.check_arrays()
-            trace.calls.shared.check()
             changed = _changed_buffers(module, before, inputs.buffers)
             assigned.update({name: one.shape for name, one in changed.items() if one is not state[name]})
             known = inputs.host_values.batch
