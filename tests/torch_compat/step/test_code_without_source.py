@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import types
 from typing import Any
 
@@ -77,6 +78,16 @@ def test_a_step_that_changes_more_is_eager(where: str) -> None:
         program, _ = fitted(where)
     rows = program.REACHED[where]()
     assert len(rows) == 3 and len(set(rows)) == 3
+
+
+def test_a_profiler_stays() -> None:
+    profiler = cProfile.Profile()
+    profiler.enable()
+    with pytest.warns(UserWarning, match="has no source that could be read"):
+        program, _ = fitted("of a class")
+    profiler.disable()
+    assert len(program.Kept.rows) == 3
+    assert any(one.code.co_name == "fitted" for one in profiler.getstats() if isinstance(one.code, types.CodeType))
 
 
 SOURCES = {

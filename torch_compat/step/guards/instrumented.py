@@ -143,7 +143,6 @@ class Instrumented:
         self.without_source: dict[types.FunctionType, None] = {}
         self._refused: dict[types.CodeType, str] = {}
         self._refusal: CaptureError | None = None
-        self._profiler: Any = None
         self._entered = self._watches = False
 
     def refuse(self, function: types.FunctionType, text: str) -> None:
@@ -157,16 +156,17 @@ class Instrumented:
             self._watch()
 
     def _watch(self) -> None:
-        if not self._watches and self._refused:
-            self._profiler, self._watches = sys.getprofile(), True
-            sys.setprofile(self._watch_calls)
+        if self._watches or not self._refused:
+            return
+        if sys.getprofile() is not None:  # one of a profiler's, in C, could not be put back
+            raise _refusal(next(iter(self._refused.values())))
+        self._watches = True
+        sys.setprofile(self._watch_calls)
 
     def _watch_calls(self, frame: types.FrameType, event: str, _: object) -> None:
         text = self._refused.get(frame.f_code) if event == "call" else None
         if text is not None:
-            self._refusal = CaptureError(
-                f"the step\n  cannot be captured: {text}.\n  Fix: put the program into a file, so that its lines can be read."
-            )
+            self._refusal = _refusal(text)
             raise self._refusal
 
     def add(self, function: types.FunctionType) -> bool:
@@ -210,22 +210,35 @@ class Instrumented:
         return self._own
 
     def __enter__(self) -> Instrumented:
+        try:
+            self._watch()
+        except CaptureError:
+            self._put_back()
+            raise
+        self._entered = True
         self._before = RECEIVER.observer, RECEIVER.thread
         RECEIVER.observer, RECEIVER.thread = self._observer, threading.get_ident()
-        self._entered = True
-        self._watch()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._watches:
-            sys.setprofile(self._profiler)
+            sys.setprofile(None)
         self._entered = self._watches = False
         RECEIVER.observer, RECEIVER.thread = self._before
-        for function, code in self._own.items():
-            function.__code__ = code
+        self._put_back()
         if self._refusal is not None and kind is None:  # the step has caught it
             raise self._refusal
+
+    def _put_back(self) -> None:
+        for function, code in self._own.items():
+            function.__code__ = code
 
 
 def _key_of(code: types.CodeType) -> str:
     return next((one for one in code.co_consts if type(one) is str and one.startswith(ENTERED)), "")
+
+
+def _refusal(text: str) -> CaptureError:
+    return CaptureError(
+        f"the step\n  cannot be captured: {text}.\n  Fix: put the program into a file, so that its lines can be read."
+    )
