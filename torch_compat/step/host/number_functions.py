@@ -43,9 +43,9 @@ def taking_host_scalars() -> Iterator[None]:
     """Let torch's factories and ``math`` take counters and drawn numbers, which become inputs of the program."""
     functions: list[tuple[Any, str, Any]] = [(math, name, _mapped(getattr(math, name))) for name in _MATHS]
     functions += [(math, name, _looking(getattr(math, name))) for name in ("isnan", "isinf", "isfinite")]
-    made = {name: _from_numpy if name == "from_numpy" else _making for name in _FACTORIES.values()}
-    factories = {name: make(getattr(torch, name)) for name, make in made.items()}
-    functions += [(torch, name, _of_arrays(factory)) for name, factory in factories.items()]
+    taking_lists = ("tensor", "as_tensor", "asarray", "scalar_tensor")
+    functions += [(torch, name, _of_arrays(_making(getattr(torch, name)))) for name in taking_lists]
+    functions.append((torch, "from_numpy", _of_arrays(_from_numpy(torch.from_numpy))))
     functions += [
         (torch, name, _of_exact_size(getattr(torch, name))) for name in ("zeros", "ones", "empty", "rand", "randn", "roll")
     ]
