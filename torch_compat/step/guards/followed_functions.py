@@ -6,6 +6,7 @@ import builtins
 import functools
 import importlib.util
 import inspect
+import linecache
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -139,9 +140,10 @@ class FollowedFunctions:
             return
         self._unseen_functions.add(function)
         name = f"{function.__module__}.{function.__qualname__}"
+        seen = function not in self._instrumented.without_source and linecache.getlines(function.__code__.co_filename)
         module = str(function.__module__)
         users = module == "__main__" or not (is_library(module) or is_third_party(module) or is_pythons(function))
-        if users and (change := change_of(function.__code__)):
+        if not seen and users and (change := change_of(function.__code__)):
             self._instrumented.refuse(function, f"{name} has no source that could be read, and changes something ({change})")
         self._places.note(Function(function, name), read=True)
         names = names_of(function.__code__)
