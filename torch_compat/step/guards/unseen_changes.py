@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 _METHODS = frozenset(
     {"append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "remove", "discard", "clear"}
@@ -16,14 +16,20 @@ _METHODS = frozenset(
 )
 _FUNCTIONS = frozenset({"setattr", "delattr"})
 _LOCALS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK")
-_IN_PLACE = 13  # the arguments of BINARY_OP from here on are those of augmented assignments
+_PAIRS = {
+    "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": ("LOAD_FAST", "LOAD_FAST"),
+    "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
+    "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
+}
+"""Instructions of Python 3.13 and later that are two of before."""
 _MADE = ("BUILD_LIST", "BUILD_MAP", "BUILD_SET", "LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "BUILD_CONST_KEY_MAP")
 
 
 @functools.lru_cache(maxsize=1024)
 def change_of(code: types.CodeType) -> str | None:
     """The text of a change of something else than what a function makes, ``self.name`` and what that holds; None without one."""
-    steps = [one for one in dis.get_instructions(code) if one.opname not in ("EXTENDED_ARG", "CACHE", "NOP", "PUSH_NULL")]
+    steps = list(_steps(code))
     own = _own_names(code, steps)
     first = code.co_varnames[0] if code.co_argcount else None
     for at, one in enumerate(steps):
@@ -43,8 +49,17 @@ def change_of(code: types.CodeType) -> str | None:
     return next(filter(None, (change_of(one) for one in code.co_consts if isinstance(one, types.CodeType))), None)
 
 
+def _steps(code: types.CodeType) -> Iterator[dis.Instruction]:
+    for one in dis.get_instructions(code):
+        if one.opname in _PAIRS:
+            for name, variable in zip(_PAIRS[one.opname], one.argval, strict=True):
+                yield one._replace(opname=name, argval=variable)
+        elif one.opname not in ("EXTENDED_ARG", "CACHE", "NOP", "PUSH_NULL"):
+            yield one
+
+
 def _is_in_place(step: dis.Instruction) -> bool:
-    return step.opname == "BINARY_OP" and (step.arg or 0) >= _IN_PLACE
+    return step.opname == "BINARY_OP" and step.argrepr.endswith("=")
 
 
 def _own_names(code: types.CodeType, steps: Sequence[dis.Instruction]) -> set[str]:
