@@ -344,6 +344,7 @@ RAISING_CASES = (
 # Cases that cannot be compiled, and what the run report must say about them; all others must be compiled.
 EAGER_CASES = {
     "an_array_is_changed_after_it_is_a_tensor": "an array whose memory a tensor may have is changed in place",
+    "an_array_is_changed_by_way_of_a_view_of_it": "rows = torch.from_numpy(order)",
     "a_tensor_beside_the_module_is_asked_and_written": "it writes in place to a tensor",
     "slopes_that_values_count": "torch draws for rrelu as many numbers as the values of its operands say",
     "fabric_loop_that_skips_batches_that_raise": "the step raises ValueError: a batch of another size",

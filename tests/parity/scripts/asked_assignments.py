@@ -102,6 +102,36 @@ def costs_without_an_assignment(run: Run) -> None:
 
 
 @case
+def matched_by_way_of_arrays(run: Run) -> None:
+    def entries(self: Matching, h: Tensor, y: Tensor) -> Tensor:
+        gain = -distances(h, y).numpy()
+        total = h.sum() * 0
+        for row in range(3):
+            for source, target in zip(*linear_sum_assignment(-gain[row]), strict=True):
+                total = total + (h[row, source] - y[row, target]).square().sum()
+        return total
+
+    def one_array(self: Matching, h: Tensor, y: Tensor) -> Tensor:
+        found = np.array([linear_sum_assignment(cost) for cost in distances(h, y).numpy()])
+        pairs = torch.from_numpy(found)
+        self.log("first", float(np.mean(found[:, 0])))
+        return torch.stack([(h[row][i] - y[row][j]).abs().sum() for row, (i, j) in enumerate(pairs)]).mean()
+
+    def mapped(self: Matching, h: Tensor, y: Tensor) -> Tensor:
+        columns = torch.tensor(list(map(linear_sum_assignment, distances(h, y))))[:, 0]
+        return h.gather(1, columns[..., None].expand(-1, -1, 2)).square().mean()
+
+    def stacked_and_transposed(self: Matching, h: Tensor, y: Tensor) -> Tensor:
+        targets, sources = zip(*[linear_sum_assignment(cost.numpy().T) for cost in distances(h, y)], strict=True)
+        chosen = torch.as_tensor(np.stack(sources))
+        one, other = targets[0].tolist(), sources[0].copy()
+        return h.gather(1, chosen[..., None].expand(-1, -1, 2)).square().mean() + (h[0][other] - y[0][one]).abs().sum()
+
+    for loss_of in (entries, one_array, mapped, stacked_and_transposed):
+        fit(run, loss_of)
+
+
+@case
 def indices_by_way_of_numpy(run: Run) -> None:
     def loss_of(self: Matching, h: Tensor, y: Tensor) -> Tensor:
         nearest = distances(h, y).argmin(1).numpy()

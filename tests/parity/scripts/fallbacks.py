@@ -65,6 +65,20 @@ def an_array_is_changed_after_it_is_a_tensor(run: Run) -> None:
 
 
 @case
+def an_array_is_changed_by_way_of_a_view_of_it(run: Run) -> None:
+    class Reading(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            order = (x.sum(1) * self.layer.weight.detach().mean()).argsort().numpy()
+            view = np.transpose(order)
+            view //= 2
+            rows = torch.from_numpy(order)
+            return super().training_step([x[rows], y[rows]], batch_idx)
+
+    fit(run, Reading())
+
+
+@case
 def a_buffer_grows_in_validation(run: Run) -> None:
     class Growing(Regression):
         def __init__(self) -> None:

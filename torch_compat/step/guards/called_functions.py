@@ -181,6 +181,8 @@ class CalledFunctions:
             return self._wrapped(length_of)
         if function is min or function is max:
             return self._wrapped(extreme_of(function))
+        if function is map:
+            return functools.partial(_mapped, self._class(map))
         made = assigning(function) if is_assignment(function) else constructor(function)
         return None if made is None else self._wrapped(made)
 
@@ -493,6 +495,11 @@ class CalledFunctions:
             raise refusal("draws from a random generator")
         if (changed := self._places.changed(before)) is not None:
             raise refusal(changed.does)
+
+
+def _mapped(mapped: Any, *args: Any) -> Any:
+    """``map``, also of functions that take values of the step in place of one in C."""
+    return mapped(*(assigning(one) if is_assignment(one) else one for one in args[:1]), *args[1:])
 
 
 def _warning(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kwargs: Any) -> None:

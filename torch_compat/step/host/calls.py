@@ -89,6 +89,7 @@ class HostCalls:
         used: indices of the calls whose results are used.
         pure: indices of the calls that are made for their results only.
         read: indices of the calls whose results the graph uses as tensors.
+        likes: arrays of the shape and type of some results, by the indices of the calls.
         asked: gives values that are known before the step.
         shared: the memory that tensors and arrays share.
     """
@@ -99,6 +100,7 @@ class HostCalls:
     used: set[int] = field(default_factory=set)
     pure: set[int] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
+    likes: dict[int, Any] = field(default_factory=dict)
     asked: AskedValues | None = None
     shared: SharedMemory = field(default_factory=SharedMemory)
     _texts: list[tuple[ValueSlot, str | None]] = field(default_factory=list)

@@ -17,6 +17,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from torch_compat.step.host import whole_numbers
+from torch_compat.step.host.array_forms import like_of
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.factors import for_each, is_of_lists, multiplied
 from torch_compat.step.host.known import known_result
@@ -24,7 +25,6 @@ from torch_compat.step.host.later_functions import (
     IN_GRAPH,
     JUMPS,
     bound_of_result,
-    call,
     computed,
     graph_value,
     known_operand,
@@ -32,7 +32,7 @@ from torch_compat.step.host.later_functions import (
     number_like,
     numbers_compared,
 )
-from torch_compat.step.host.later_value import LaterValue
+from torch_compat.step.host.later_value import PURE, LaterValue, call
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.shared_memory import may_view
 from torch_compat.step.host.slots import ValueSlot
@@ -44,14 +44,7 @@ _OF_ARRAYS = {
     "remainder": operator.mod,
 }
 """Methods of tensors that refuse arrays, which their operators take: torch's first, then NumPy's."""
-_PURE = frozenset(
-    {
-        *("all", "any", "argmax", "argmin", "argsort", "astype", "copy", "count", "cumsum", "flatten", "index", "item", "max"),
-        *("mean", "min", "nonzero", "prod", "ravel", "repeat", "reshape", "round", "squeeze", "std", "sum", "T", "tolist"),
-        *("transpose", "var"),
-    }
-)
-"""Methods and attributes of numbers, lists and arrays that change nothing."""
+_FORMS_OF_AN_ARRAY = ("tolist", "copy", "T")
 _KNOWN_ATTRIBUTES = frozenset({"shape", "dtype", "ndim", "device", "requires_grad", "is_cuda", "layout"})
 _KNOWN_METHODS = frozenset({"dim", "numel", "size", "ndimension", "is_floating_point", "element_size", "nelement"})
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.truediv)
@@ -129,7 +122,9 @@ class HostFuture(LaterValue):
             if function not in _ARITHMETIC or not of_others:
                 both = both()
         numbers = not kwargs and all(isinstance(like, int | float) for like in likes)
-        like = number_like(function, likes) if numbers else None
+        like = number_like(function, likes) if numbers else _copied(likes) if function is call and not kwargs else None
+        if like is None and not numbers and (like := like_of(function, args, kwargs, _like_of)) is not None:
+            self._calls.likes[slot.index] = like
         compared = None if both is None or known is not None else numbers_compared(function, args, slot)
         later = later_of(function, args, kwargs) if both is None and known is None else None
         if both is None and numbers and known is not None and known.drawn and self._calls.asked is not None:
@@ -148,7 +143,10 @@ class HostFuture(LaterValue):
         known = self._known and self._known.then(operator.itemgetter(key), f"entry {key!r}")
         whole = self._later
         later = None if whole is None else lambda: None if (made := whole()) is None else made[key]
-        return HostFuture(self._calls, self._slot.part("item", key), like=part, known=known, later=later)
+        made = HostFuture(self._calls, self._slot.part("item", key), like=part, known=known, later=later)
+        if known is None and whole is None and isinstance(part, np.integer):
+            made._computes = functools.partial(made._read, made._slot.index, made._slot.path)
+        return made
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -163,11 +161,12 @@ class HostFuture(LaterValue):
             if name in _KNOWN_METHODS and isinstance(like, torch.Tensor):
                 return known
         known = self._known and self._known.then(operator.attrgetter(name), name)
-        if self._known is not None and name not in _PURE:
+        if self._known is not None and name not in PURE:
             self._known.changed.append(name)
         if name in _CHANGING:
             self._calls.shared.changes(self._slot.index)
-        return HostFuture(self._calls, self._slot.part("attr", name), known=known)
+        part = getattr(like, name) if isinstance(like, np.ndarray) and name in _FORMS_OF_AN_ARRAY else None
+        return HostFuture(self._calls, self._slot.part("attr", name), like=part, known=known)
 
     def given_to(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """``function``, which has no result but its value, of arguments in which it is."""
@@ -246,6 +245,16 @@ class HostFuture(LaterValue):
 
     def __deepcopy__(self, memo: Any) -> HostFuture:
         return self
+
+
+def _like_of(one: Any) -> Any:
+    return one.example() if type(one) is HostFuture else one
+
+
+def _copied(likes: list[Any]) -> Any:
+    """The result of ``array.tolist()`` or ``array.copy()``, of an array of the same shape."""
+    is_copy = len(likes) == 1 and getattr(likes[0], "__name__", "") in ("tolist", "copy")
+    return likes[0]() if is_copy and isinstance(getattr(likes[0], "__self__", None), np.ndarray) else None
 
 
 def _binary(function: Callable[[Any, Any], Any], *, swap: bool = False) -> Any:

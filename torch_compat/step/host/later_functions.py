@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch_compat.step.host import whole_numbers
 from torch_compat.step.host.assumptions import Compared
 from torch_compat.step.host.known import Known
-from torch_compat.step.host.later_value import WHOLE, LaterValue
+from torch_compat.step.host.later_value import WHOLE, LaterValue, call
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import ValueSlot
 from torch_compat.step.host.whole_numbers import NARROW, bound_of
@@ -105,11 +105,6 @@ def later_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         return IN_GRAPH.get(function, function)(*args, **kwargs)
 
     return later
-
-
-def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``function`` of the arguments: what a call of a value that comes after the step is a function of."""
-    return function(*args, **kwargs)
 
 
 def graph_value(leaf: Any, like: torch.Tensor | None) -> Any:

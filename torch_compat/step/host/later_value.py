@@ -15,12 +15,14 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
+from torch_compat.step.host.array_forms import changes_nothing, form_of
 from torch_compat.step.host.assumptions import Compared
-from torch_compat.step.host.calls import HostCalls
+from torch_compat.step.host.calls import HostCall, HostCalls
 from torch_compat.step.host.known import Known
 from torch_compat.step.host.offsets import Offset
 from torch_compat.step.host.scalar_plan import Expression
 from torch_compat.step.host.scalars import HostScalar
+from torch_compat.step.host.shared_memory import may_view
 from torch_compat.step.host.slots import ValueSlot
 from torch_compat.step.host.whole_numbers import NARROW, SAFE
 from xlatrain.bridge.capture.cut import UnknownValueError
@@ -32,6 +34,22 @@ _FIX = (
     "use the value in a hook such as on_train_batch_end, or compute with tensors (torch.where instead of if); values may be "
     "logged, printed, stored and returned in the step"
 )
+
+
+PURE = frozenset(
+    {
+        *("all", "any", "argmax", "argmin", "argsort", "astype", "copy", "count", "cumsum", "flatten", "index", "item", "max"),
+        *("mean", "min", "nonzero", "prod", "ravel", "repeat", "reshape", "round", "squeeze", "std", "sum", "T", "tolist"),
+        *("transpose", "var"),
+    }
+)
+"""Methods and attributes of numbers, lists and arrays that change nothing."""
+_COPIES = ("tolist", "copy")
+
+
+def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``function`` of the arguments: what a call of a value that comes after the step is a function of."""
+    return function(*args, **kwargs)
 
 
 class LaterValue:
@@ -123,24 +141,43 @@ class LaterValue:
             return self.in_graph()
         if self._traced is not None:
             return None if self._whole is not None else self._traced
-        call = self._calls.calls[self._slot.index]
-        if call.text not in ("tolist", "numpy") or (self._is_taken() if self._known is None else self._known.changed):
+        if self._known is not None and self._known.changed:
             return None
-        tensor: torch.Tensor = call.args[0]
-        for kind, key in self._slot.path:
-            if kind != "item" or type(key) is not int or tensor.ndim == 0:
+        return self._read(self._slot.index, self._slot.path)
+
+    def _read(self, index: int, path: tuple[tuple[str, Any], ...]) -> torch.Tensor | None:
+        """A part of a call's result as a tensor of the graph, or None."""
+        done = self._calls.calls[index]
+        if self._known is None and self._is_taken(index):
+            return None
+        tensor: torch.Tensor | None
+        if done.text in ("tolist", "numpy"):
+            tensor = done.args[0]
+        elif _method_of(done) in _COPIES:
+            whole = done.args[0]._slot
+            tensor = self._read(whole.index, whole.path[:-1])
+        else:
+            tensor = form_of(done.function, done.args, done.kwargs, _read_of, self._calls.likes.get(index))
+        for kind, key in path:
+            is_entry = kind == "item" and type(key) is int
+            if tensor is None or tensor.ndim == 0 or not (is_entry or (kind, key) == ("attr", "T")):
                 return None
-            tensor = tensor[key]
-        self._calls.read.add(self._slot.index)
+            tensor = tensor[key] if is_entry else tensor.permute(*reversed(range(tensor.ndim)))
+        self._calls.read.add(index)
         return tensor
 
-    def _is_taken(self) -> bool:
-        """Whether a call has got it, which may have changed it."""
-        later = self._calls.calls[self._slot.index + 1 :]
-        taken = (
-            one for call in later for one in pytree.tree_leaves((call.args, call.kwargs)) if issubclass(type(one), LaterValue)
-        )
-        return any(one._slot.index == self._slot.index for one in taken)
+    def _is_taken(self, index: int) -> bool:
+        """Whether a call has got the result of another, which it may have changed; also by way of a view of it."""
+        for at, later in enumerate(self._calls.calls[index + 1 :], index + 1):
+            leaves = pytree.tree_leaves((later.args, later.kwargs))
+            if not any(issubclass(type(one), LaterValue) and one._slot.index == index for one in leaves):
+                continue
+            name = _method_of(later)
+            if not (name in PURE or changes_nothing(later.function)):
+                return True
+            if may_view(later.function, name) and self._is_taken(at):
+                return True
+        return False
 
     def assumed(self, tensor: torch.Tensor) -> int | None:
         """The outcome that the running step is assumed to compute as ``tensor``, a whole number that is mostly 0; None where
@@ -193,7 +230,7 @@ class LaterValue:
 
     def stays_a_number(self) -> bool:
         """Whether it is a real number of the graph that only the running step knows."""
-        return self._known is None and self._traced is not None and isinstance(self._like, int | float)
+        return self._known is None and self._traced is not None and isinstance(self._like, int | float | np.integer)
 
     def _is_small(self) -> bool:
         """Whether the graph has bits enough for the whole number: a guard where it is known before the step, else assumed."""
@@ -308,6 +345,17 @@ class LaterValue:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self._refuse_as("a copy or pickle")
+
+
+def _read_of(one: Any) -> torch.Tensor | None:
+    return one.read_of() if issubclass(type(one), LaterValue) else None
+
+
+def _method_of(done: HostCall) -> str:
+    """The name of the method of a deferred value that a call is of; "" of other calls."""
+    method: Any = done.args[0] if done.function is call and done.args else None
+    path = method._slot.path if issubclass(type(method), LaterValue) else ()
+    return str(path[-1][1]) if path and path[-1][0] == "attr" else ""
 
 
 def _needed_by(use: str) -> str:

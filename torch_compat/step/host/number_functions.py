@@ -250,7 +250,9 @@ def of_lists(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        later = next((one for arg in args if type(arg) in (list, tuple, deque) for one in arg if type(one) is HostFuture), None)
+        lists = [arg for arg in args if type(arg) in (list, tuple, deque)]
+        lists += [one for arg in lists for one in arg if type(one) in (list, tuple)]
+        later = next((one for arg in lists for one in arg if type(one) is HostFuture), None)
         return function(*args, **kwargs) if later is None else later.given_to(function, *args, **kwargs)
 
     return call

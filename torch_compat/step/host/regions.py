@@ -271,7 +271,7 @@ def _is_entry(part: Any) -> bool:
 
 def _is_found(part: Any) -> bool:
     """Whether it is an entry that only the running step knows: its program looks whether there is such a one."""
-    return type(part) is HostFuture and part.stays_a_number() and type(part.example()) is int
+    return type(part) is HostFuture and part.stays_a_number() and type(part.example()) in (int, np.int64)
 
 
 def _as_it_is(index: Any) -> Any:

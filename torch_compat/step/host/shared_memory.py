@@ -108,7 +108,7 @@ def made_of(factory: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> 
 
 def may_view(function: Any, name: str) -> bool:
     """Whether what a function, or an attribute of this name, gives of an array may have its memory."""
-    return function is operator.getitem or name in _VIEWS
+    return function in (operator.getitem, np.asarray, np.transpose) or name in _VIEWS
 
 
 def _error(where: str, reason: str) -> CaptureError:
