@@ -23,20 +23,23 @@ def patched(patches: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """
     saved = []
     patches = list(patches)
-    standing = [id(value) for _, _, value in patches]
-    _STANDING.update(standing)
+    _STANDING.update([id(value) for _, _, value in patches])
     try:
         for owner, name, value in patches:
-            if not hasattr(owner, name):
-                raise AttributeError(_missing(owner, name))
             own = _own(owner, name)
+            if own is _NOTHING and not hasattr(owner, name):
+                raise AttributeError(_missing(owner, name))
             _put(owner, name, value)
             saved.append((owner, name, own))
         yield
     finally:
         for owner, name, value in reversed(saved):
             _put(owner, name, value)
-        _STANDING.subtract(standing)
+        for _, _, value in patches:
+            if _STANDING[id(value)] == 1:
+                del _STANDING[id(value)]
+            else:
+                _STANDING[id(value)] -= 1
 
 
 def is_for_a_time(value: Any) -> bool:
@@ -45,8 +48,9 @@ def is_for_a_time(value: Any) -> bool:
 
 
 def _own(owner: Any, name: str) -> Any:
-    if any(hasattr(vars(kind)[name], "__set__") for kind in type(owner).__mro__ if name in vars(kind)):
-        return getattr(owner, name)  # the ``__name__`` of a class is none of its attributes
+    for kind in type(owner).__mro__:
+        if name in vars(kind) and hasattr(vars(kind)[name], "__set__"):
+            return getattr(owner, name)  # the ``__name__`` of a class is none of its attributes
     return vars(owner).get(name, _NOTHING)
 
 

@@ -42,7 +42,7 @@ from torch_compat.utilities.metric_types import is_metric_or_collection
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.errors import CaptureError
 
-_NOTHING_INSIDE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None))
+_NOTHING_INSIDE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), types.FunctionType, types.MethodType)
 _IN_ATTRIBUTES = (torch.nn.Module, *_NOTHING_INSIDE)  # modules are walked as such
 
 

@@ -254,15 +254,21 @@ class AttributeGuards:
 
             return read_and_note
 
-        kinds = {torch.nn.Module, *(type(owner) for owner in self._others.values())}
         try:
-            with patched([(kind, "__getattribute__", noting(kind.__getattribute__)) for kind in kinds]):
+            with patched([(kind, "__getattribute__", noting(kind.__getattribute__)) for kind in self._owners_kinds()]):
                 yield
         finally:
             self._written_in_capture = None
             self._watch(step)
             self._hold(step)
             self._changed_inputs()
+
+    def _owners_kinds(self) -> list[type]:
+        """The classes whose reads are noted, none of which inherits another: those of the owners, and no class of all modules,
+        each of whose thousands of subclasses Python would look at. A metric's class is replaced by others meanwhile.
+        """
+        kinds = {torch.nn.Module if name in self._metrics else type(owner) for name, owner in self._owners.items()}
+        return [kind for kind in kinds if kinds.isdisjoint(kind.__mro__[1:])]
 
     def _decides(self, path: str, name: str, value: Any) -> bool:
         """Whether what a step read may decide about it. Of metrics only settings: their states are for themselves."""
