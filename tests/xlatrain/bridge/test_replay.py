@@ -19,6 +19,7 @@ from tests.wrapped import Wrapped
 from xlatrain.bridge.capture.attention import fused_attention
 from xlatrain.bridge.capture.capture import Capture, capture, record
 from xlatrain.bridge.capture.op_log import OpLog
+from xlatrain.bridge.capture.recorded import kinds
 from xlatrain.bridge.capture.recorded.replay import Replay
 from xlatrain.bridge.capture.recorded.tape import NotRecordable, is_written
 from xlatrain.bridge.capture.rematerialization import kept_recomputation
@@ -142,18 +143,22 @@ def test_the_graph_of_a_recording_is_that_of_the_run(
     monkeypatch.setattr(Replay, "_run", lambda self, entry: (long_way.append(entry), run(self, entry))[1])
     with kept_recomputation(), fused_attention():
         usual, recorded = capture(step, *args), record(step, *args).graph()
-    assert recorded.code == usual.code
-    assert described(recorded) == described(usual)
-    assert (recorded.inputs, recorded.outputs, recorded.uses_random) == (usual.inputs, usual.outputs, usual.uses_random)
-    assert digests[0] == digests[1] and len(digests) == 2
+        first = len(long_way)
+        another = record(step, *args).graph()  # which has sketches of the first one
+    for made in (recorded, another):
+        assert made.code == usual.code
+        assert described(made) == described(usual)
+        assert (made.inputs, made.outputs, made.uses_random) == (usual.inputs, usual.outputs, usual.uses_random)
+    assert len(digests) == 3 and len(set(digests)) == 1
     nodes = [node for node in recorded.graph.graph.nodes if node.op == "call_function"]
-    assert len(long_way) < len(nodes)
+    assert len(long_way) - first < first < len(nodes)
 
 
 def test_layers_that_are_alike_take_the_long_way_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     run = Replay._run
     for depth in (4, 12):
+        monkeypatch.setattr(kinds, "_shared", kinds.KindTable())
         long_way: list[Any] = []
         monkeypatch.setattr(Replay, "_run", lambda self, entry, found=long_way: (found.append(entry), run(self, entry))[1])
         layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(depth))
@@ -161,6 +166,20 @@ def test_layers_that_are_alike_take_the_long_way_once(monkeypatch: pytest.Monkey
         record(step_of(layers, False, []), params, {}, x).graph()
         counts.append(len(long_way))
     assert counts[0] == counts[1]
+
+
+def test_an_op_that_somebody_gives_a_function_in_python_takes_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "_shared", kinds.KindTable())
+    long_way: list[Any] = []
+    run = Replay._run
+    monkeypatch.setattr(Replay, "_run", lambda self, entry: (long_way.append(entry.facts.func), run(self, entry))[1])
+    sine, key = torch.ops.aten.sin.default, torch._C.DispatchKey.CompositeImplicitAutograd
+    for given, expected in (({}, 1), ({}, 1), ({key: torch.sin}, 2), ({}, 2)):
+        with monkeypatch.context() as changed:
+            for name, function in given.items():
+                changed.setitem(sine.py_kernels, name, function)
+            record(torch.sin, torch.zeros(3)).graph()
+        assert long_way.count(sine) == expected
 
 
 def test_what_is_more_than_ops_on_plain_tensors_is_not_recorded() -> None:

@@ -136,6 +136,14 @@ class Fakes:
         vars(made).update(self._state)
         return made
 
+    def of_look(self, look: tuple[torch.dtype, Sequence[int], Sequence[int], int]) -> FakeTensor:
+        """A tensor that has this :func:`look_without_grad`, and memory of its own."""
+        dtype, shape, stride, offset = look
+        with torch._C._DisableTorchDispatch():
+            size = 1 + sum([(n - 1) * step for n, step in zip(shape, stride, strict=True)]) if 0 not in shape else 0
+            meta = torch.empty((offset + size,), dtype=dtype, device=_META).as_strided(shape, stride, offset)
+        return self.from_meta(meta)
+
     def like(self, tensor: torch.Tensor) -> FakeTensor:
         """A fake tensor of the tensor's shape, dtype and strides, which requires a gradient if the tensor does."""
         with torch._C._DisableTorchDispatch():

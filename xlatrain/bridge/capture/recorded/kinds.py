@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from xlatrain.bridge.capture.op_facts import OpFacts, facts_of, resolve
 from xlatrain.bridge.capture.op_log import look_text
 from xlatrain.bridge.capture.recorded.fake_results import FakeResult, Fakes, NotAlike
+from xlatrain.bridge.capture.recorded.sketches import Sketch
 from xlatrain.bridge.capture.torchs_own import implementations_are_torchs, kernels_are_torchs, told_of_torch
 from xlatrain.xla import kept_files
 
@@ -46,6 +47,7 @@ class Kind:
         looks: how its results look.
         result_texts: what logs have of them.
         container: ``tuple`` or ``list`` of results; None for a single one.
+        sketches: of its nodes in a graph, by how its operands look there.
     """
 
     facts: OpFacts
@@ -56,6 +58,7 @@ class Kind:
     looks: tuple[int, ...] = ()
     result_texts: tuple[str | None, ...] = ()
     container: type | None = None
+    sketches: dict[Any, Sketch] = field(default_factory=dict)
 
     def learn(self, result: Any, operands: Sequence[FakeTensor], look: Callable[[FakeTensor], int]) -> None:
         """An op of this kind returned ``result``."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.node import Node
 from torch.utils._python_dispatch import _pop_mode_temporarily
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _pop_mode_temporarily
 from xlatrain.bridge.capture.op_log import argument_text, leaves_of
 from xlatrain.bridge.capture.recorded.fake_results import Fakes
 from xlatrain.bridge.capture.recorded.kinds import Ambient
+from xlatrain.bridge.capture.recorded.sketches import Sketch
 from xlatrain.bridge.capture.recorded.tape import Entry, NotRecordable, Tape
 from xlatrain.bridge.capture.tracebacks import note_origin
 from xlatrain.bridge.graph_nodes import Expansion, last_node, nodes_after, stands_for
@@ -48,7 +49,7 @@ class Replay:
         self._numbers: dict[Any, int] = {}
         self._written: dict[int, bool] = {}
         self._outputs: list[Node | None] = []
-        self._fakes: Fakes | None = None
+        self._made_by: Fakes | None = None
 
     def run(
         self, inputs: Sequence[torch.Tensor], values: Sequence[FakeTensor], outputs: Sequence[torch.Tensor]
@@ -69,6 +70,7 @@ class Replay:
         self._functional: Any = torch._C._get_dispatch_mode(_FUNCTIONAL)
         proxies: Any = torch._C._get_dispatch_mode(_PROXY)
         self._tracer = proxies.tracer
+        self._mode = values[0].fake_mode
         for one, node in zip(inputs, self._placeholders(values), strict=True):
             self._nodes[id(one)] = node
         for entry in self._tape.entries:
@@ -104,13 +106,33 @@ class Replay:
         elif key in self._expansions:
             self._run(entry)
         else:
+            self._expansions[key] = self._first(entry, nodes)
+
+    def _first(self, entry: Entry, nodes: list[Node]) -> tuple[Expansion, list[int | None]] | None:
+        """Do the first op of its kind in the graph: as another graph has it, or the long way. Gives what later ones copy."""
+        assert entry.kind is not None
+        form = (*[_look_of(node.meta["val"]) for node in nodes], *_sameness(nodes))
+        sketch = entry.kind.sketches.get(form)
+        if sketch is None or not sketch.may_stand_for(entry.facts.func):
             last = last_node(self._tracer.graph)
             self._run(entry)
-            self._expansions[key] = self._expansion(entry, nodes, nodes_after(last))
+            found = self._expansion(entry, nodes, fresh := nodes_after(last))
+            sketch = None if found is None or entry.draws else Sketch.of(nodes, fresh, found[1])
+            if sketch is not None and sketch.may_stand_for(entry.facts.func):
+                entry.kind.sketches[form] = sketch
+            return found
+        fresh = sketch.add(self._tracer.graph, nodes, self._fakes(self._mode))
+        note_origin(fresh, entry.origin)
+        self._note_results(entry, fresh, sketch.results)
+        expansion = Expansion.from_nodes(nodes, fresh, entry.draw)
+        return None if expansion is None else (expansion, sketch.results)
 
     def _copy(self, known: Expansion, places: list[int | None], entry: Entry, nodes: Sequence[Node]) -> None:
         made = known.copy(self._tracer.graph, nodes, entry.draw)
         note_origin(made, entry.origin)
+        self._note_results(entry, made, places)
+
+    def _note_results(self, entry: Entry, made: Sequence[Node], places: Sequence[int | None]) -> None:
         results = entry.result if type(entry.result) in (tuple, list) else [entry.result]
         for tensor, place in zip(results, places, strict=True):
             if place is not None:
@@ -172,15 +194,14 @@ class Replay:
     def _made(self, node: Node) -> FakeTensor:
         """A tensor that has ``node`` in the graph, and memory of its own: nothing writes to it."""
         value = node.meta["val"]
-        shape, stride, offset = value.shape, value.stride(), value.storage_offset()
-        with torch._C._DisableTorchDispatch():
-            size = 1 + sum([(n - 1) * step for n, step in zip(shape, stride, strict=True)]) if value.numel() else 0
-            meta = torch.empty((offset + size,), dtype=value.dtype, device="meta").as_strided(shape, stride, offset)
-        if self._fakes is None or self._fakes.mode is not value.fake_mode:
-            self._fakes = Fakes(value.fake_mode)
-        tensor = self._fakes.from_meta(meta)
+        tensor = self._fakes(value.fake_mode).of_look(_look_of(value))
         stands_for(tensor, node, self._tracer)
         return tensor
+
+    def _fakes(self, mode: FakeTensorMode) -> Fakes:
+        if self._made_by is None or self._made_by.mode is not mode:
+            self._made_by = Fakes(mode)
+        return self._made_by
 
     def _node(self, tensor: torch.Tensor) -> Node:
         """The node of a tensor of the run whose memory is never written to."""
@@ -198,8 +219,7 @@ class Replay:
         value = node.meta["val"]
         number = self._looks.get(id(value))
         if number is None:
-            look = (value.dtype, value.shape, value.stride(), value.storage_offset())
-            number = self._looks[id(value)] = self._numbers.setdefault(look, len(self._numbers))
+            number = self._looks[id(value)] = self._numbers.setdefault(_look_of(value), len(self._numbers))
         return number
 
     def _expansion(self, entry: Entry, inputs: Sequence[Node], fresh: list[Node]) -> tuple[Expansion, list[int | None]] | None:
@@ -217,6 +237,10 @@ class Replay:
         if any(node is not None and node not in fresh for node in nodes):
             return None
         return expansion, [None if node is None else fresh.index(node) for node in nodes]
+
+
+def _look_of(value: torch.Tensor) -> tuple[torch.dtype, torch.Size, tuple[int, ...], int]:
+    return value.dtype, value.shape, value.stride(), int(value.storage_offset())
 
 
 def _sameness(nodes: Sequence[Node]) -> Sequence[int]:
