@@ -241,7 +241,7 @@ class FabricSteps(MeshStepRunner):
             cotangents = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in specs]
             given = self._inputs(one.batch, one.call.user, host_values)
             both: Any = _WithCotangents(given.spec, len(given.leaves))
-            return dataclasses.replace(given, leaves=[*given.leaves, *cotangents], spec=both, carried=0)
+            return dataclasses.replace(given, leaves=[*given.leaves, *cotangents], spec=both, carried=())
 
         def build(step: CapturedStep, placed: PlacedBatch) -> Built:
             split = (*placed.form.split, *_with_rows(one, forward))

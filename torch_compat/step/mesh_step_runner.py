@@ -411,7 +411,7 @@ class MeshStepRunner:
         leaves = batch.form.leaves()
         if with_gradients:
             options["gradients"] = {name: self.model.params[name] for name in self.model.state.accumulated}
-        options.update(graphs=self.services.graphs, shared=batch.form.shared, carried=len(batch.carried), by_torch=self._by_torch)
+        options.update(graphs=self.services.graphs, shared=batch.form.shared, carried=batch.carried, by_torch=self._by_torch)
         params, buffers = self.model.params, self.model.buffers
         return StepInputs(params, buffers, leaves, batch.spec, call, host_values, self._variants.reading, **options)
 

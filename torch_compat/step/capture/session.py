@@ -29,6 +29,7 @@ from torch_compat.step.guards.step_guards import StepGuards
 from torch_compat.step.host.assumptions import Assumptions
 from torch_compat.step.host.changing_numbers import ChangingNumbers
 from torch_compat.step.host.draws import UnseenDrawError
+from torch_compat.step.host.host_memory import check_after
 from torch_compat.step.host.host_values import HostValues
 from torch_compat.step.host.input_functions import input_functions
 from torch_compat.step.host.offsets import MovingOffsets
@@ -301,6 +302,7 @@ class CaptureSession:
         finally:
             after = host_random_state()
             drawn = _restore_host_random_state(before)
+        check_after(run.refusals, run.seen)
         if effects.refusal and (effects.only_once or not attended):
             raise ImpureStepError(effects.refusal)
         if attended:

@@ -47,7 +47,7 @@ from torch_compat.step.optimizers.traced import OptimizerTrace
 from torch_compat.step.placed_batch import SharedMemory
 from xlatrain.bridge.capture.capture import Recording, capture, record, rehearse
 from xlatrain.bridge.capture.cut import answering
-from xlatrain.bridge.capture.op_log import OpLog
+from xlatrain.bridge.capture.op_log import OpLog, Seen
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for
 from xlatrain.bridge.errors import BridgeError, CaptureError, said_once, user_line
@@ -83,7 +83,7 @@ class StepInputs:
         numbers: of a step whose Python runs before each of its programs: those of its Python that change become inputs.
         offsets: how it takes places that are known before it.
         shared: which of the leaves have the memory of others.
-        carried: how many of the leaves, its last, are tensors that it carries from batch to batch.
+        carried: the user's tensors, which it carries from batch to batch, that its last leaves stand for.
         by_torch: whether torch draws its random numbers, on the host.
         functions: that are called before the step, where that can be.
         watches_draws: whether draws by functions that somebody imported by name are looked for.
@@ -106,7 +106,7 @@ class StepInputs:
     numbers: ChangingNumbers | None = None
     offsets: MovingOffsets = field(default_factory=MovingOffsets)
     shared: Sequence[SharedMemory] = ()
-    carried: int = 0
+    carried: Sequence[torch.Tensor] = ()
     by_torch: bool = False
     functions: tuple[types.FunctionType, ...] = ()
     watches_draws: bool = False
@@ -208,6 +208,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
     left_strides: dict[str, Strides | None] = {}
     ops = ""
     outside: Sequence[torch.Tensor] = ()
+    seen: Sequence[Seen] = ()
     by_identity = False
 
     def run_on_fakes(
@@ -218,7 +219,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         states: list[torch.Tensor],
         gradients: list[torch.Tensor],
     ) -> dict[str, Any]:
-        nonlocal ops, outside, by_identity
+        nonlocal ops, outside, seen, by_identity
         wholes, fractions, *rest = scalars
         arrays, scale = rest[: len(inputs.arrays)], rest[len(inputs.arrays) :]
         scaling = None if inputs.scaler is None else LossScaling(inputs.scaler, *scale)
@@ -237,6 +238,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             values[name].grad = gradient
         state = {name: standing_for(value, buffer) for (name, buffer), value in zip(inputs.buffers.items(), buffers, strict=True)}
         before = dict(state)
+        trace.calls.memory.has([*values.values(), *state.values()])
         leaves = _of_one_memory(leaves, inputs.shared)
         asked = trace.calls.asked = AskedValues(
             tracer,
@@ -247,6 +249,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             inputs.offsets,
         )
         tracer.plan.offsets_exact = inputs.offsets.exact
+        own_buffers = dict(module.named_buffers(remove_duplicate=False))
         with (
             answering(asked),
             as_parameters(),
@@ -257,6 +260,10 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
             # stack_weights: a module under two names is swapped twice, and only the last swap undone first gives its own back
             _reparametrize_module(module, still_there(module, {**values, **state}), tie_weights=True, stack_weights=True),
         ):
+            at_first = len(leaves) - len(inputs.carried)
+            own_memory = [(own_buffers[name], one) for name, one in state.items() if name in own_buffers]
+            own_memory += [*zip(inputs.params.values(), values.values(), strict=True)]
+            own_memory += [*zip(inputs.carried, leaves[at_first:], strict=True)]
             with (
                 plain_messages(),
                 spec.context.forward(),
@@ -264,7 +271,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 trace.metrics.recording(),
                 recording_host_functions(trace.calls),
                 taking_host_scalars(),
-                trace.calls.shared.active(),
+                trace.calls.memory.active(),
                 slicing_at_moving_bounds(inputs.offsets),
                 contextlib.nullcontext() if inputs.numbers is None else inputs.numbers.lifting(tracer),
                 trace.hooks.followed(),
@@ -277,14 +284,18 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 with inputs.reading(tracer, inputs.host_values):  # backward and the hooks of gradients read attributes, too
                     grads = spec.body(inputs, trace, values, batch, tracer)
                     trace.optimizers.finish()
-                trace.calls.shared.check()  # before what the step changed is put back
+                own_written = [one for one, fake in own_memory if was_written(fake)]
+                params = [*inputs.params.values()]
+                trace.calls.memory.check(
+                    log.outside, [one for one, _ in own_memory], own_written, params
+                )  # before all is put back
                 inputs.spec.put_back()
                 _check_written({**dict(enumerate(leaves)), **values, **state}, inputs.shared)
             tracer.check_arrays()
             changed = _changed_buffers(module, before, inputs.buffers)
             assigned.update({name: one.shape for name, one in changed.items() if one is not state[name]})
             known = inputs.host_values.batch
-            carried = range(len(leaves) - inputs.carried, len(leaves))
+            carried = range(at_first, len(leaves))
             of_batch = [(index, leaves[index]) for index in (*range(0 if known is None else len(known.leaves)), *carried)]
             for index, leaf in of_batch:
                 if trace.writes and was_written(leaf):
@@ -325,6 +336,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                 left,
             )
             ops, outside, by_identity = log.digest(outcome), log.outside, log.by_identity
+            seen = tuple(log.seen.values())
         written = {name: value.detach() for name, value in values.items() if was_written(value)}
         tokens = trace.optimizers.tokens
         values_out = {"scalars": trace.logs.scalars, "values": trace.values, "tokens": tokens, "loss_scale": loss_scale}
@@ -352,6 +364,8 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         calls=trace.made,
         result=ResultTemplate(trace.result),
         shared=trace.places.shared,
+        refusals=trace.calls.memory.refusals,
+        seen=seen,
         scalars=trace.scalars,
         optimizers=trace.optimizers,
         requires_grad=changed_flags,

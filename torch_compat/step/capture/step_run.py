@@ -12,11 +12,13 @@ from torch_compat.step.effects.effects import Effects
 from torch_compat.step.effects.logged import LogEntry
 from torch_compat.step.host.batch_containers import BatchChange
 from torch_compat.step.host.calls import HostCall
+from torch_compat.step.host.host_memory import Refusal
 from torch_compat.step.host.scalar_plan import ScalarPlan
 from torch_compat.step.host.slots import ResultTemplate
 from torch_compat.step.optimizers.inline import InlineKey
 from torch_compat.step.optimizers.traced import OptimizerTrace
 from xlatrain.bridge.capture.capture import Capture, Recording
+from xlatrain.bridge.capture.op_log import Seen
 from xlatrain.bridge.tensors.constants import contents_of
 from xlatrain.bridge.tensors.strides import Strides
 
@@ -36,6 +38,8 @@ class StepRun:
         calls: the host calls, see :mod:`torch_compat.step.host.calls`.
         result: the ``outputs`` of hooks: the user's return value with slots for ``values``; of a training step a dict with the
             loss divided by ``accumulate``, or ``{}`` where there is no loss.
+        refusals: of memory that is shared beyond the step.
+        seen: what ops have seen in tensors of ``outside`` whose memory others have.
         shared: ids of what is at several places in ``effects`` and ``result``, and is one object there.
         scalars: the uses of the loop's counters.
         optimizers: the optimizer steps in the graph, and the host actions before the program.
@@ -62,6 +66,8 @@ class StepRun:
     calls: tuple[HostCall, ...]
     result: ResultTemplate
     shared: Collection[int]
+    refusals: Sequence[Refusal]
+    seen: Sequence[Seen]
     scalars: ScalarPlan
     optimizers: OptimizerTrace
     requires_grad: Mapping[str, bool]

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
@@ -84,7 +85,10 @@ class StepTrace:
             if type(leaf) in (HostArray, HostScalar):
                 return ComputedSlot("counters", *leaf.deferred())
             if type(leaf) is HostFuture:
-                return leaf.slot()
+                slot = leaf.slot()
+                if keep and leaf.may_be_array():
+                    self.calls.memory.keeps_array(slot.index)
+                return slot
             if type(leaf) in (str, LaterText):
                 return self.calls.text_slot(leaf)
             if isinstance(leaf, Uncut):
@@ -93,6 +97,8 @@ class StepTrace:
                 return ValueSlot("values", len(self.values) - 2, columns=len(self.values) - 1)
             if is_traced(leaf):
                 return self._slot_of(leaf, keep)
+            if keep and type(leaf) is np.ndarray:
+                self.calls.memory.keeps_array(leaf)
             if holds_traced(leaf, _NUMBERS):
                 raise CaptureError(
                     f"the step returns, stores or gives to a call a {type(leaf).__qualname__} with a number in it that "
@@ -113,6 +119,7 @@ class StepTrace:
         index = self._value(leaf)
         slot = ValueSlot("values", index, grad=self._gradient(leaf))
         if keep:
+            self.calls.memory.keeps(leaf)
             self.places.add(leaf, slot)
             self.places.stored.append(index)
         return slot

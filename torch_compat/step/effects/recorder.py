@@ -65,8 +65,8 @@ class EffectRecorder:
 
 
 def followed(roots: Mapping[str, Any]) -> set[int]:
-    """The ids of all containers, and of the ``__dict__`` of all objects, whose changes are recorded."""
-    seen = [one for one in Recording(roots).snapshots if isinstance(one, OfContents)]
+    """The ids of all containers and arrays, and of the ``__dict__`` of all objects, whose changes are recorded."""
+    seen = [one for one in Recording(roots).snapshots if isinstance(one, OfContents | OfArray)]
     return {id(one.holder.__dict__ if isinstance(one, OfAttributes) else one.holder) for one in seen}
 
 

@@ -27,6 +27,8 @@ Key = tuple[str, int, Any]
 _ENTRY = 64  # bytes of an array that count as one
 _FEW = 256  # bytes of a tensor
 _IN_MEMORY = (memoryview, *ctypes.c_double.__bases__, ctypes.Array, ctypes.Structure, ctypes.Union)
+OF_NUMBERS = (np.ndarray, np.void, array.array, *_IN_MEMORY)
+"""Classes of libraries whose objects are what is in them."""
 PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 

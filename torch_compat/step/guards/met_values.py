@@ -20,6 +20,7 @@ from torch_compat.step.effects.recorded_object import RecordedObject
 from torch_compat.step.guards.followed_functions import FollowedFunctions
 from torch_compat.step.guards.known_functions import VALUES, is_plain
 from torch_compat.step.guards.locations import (
+    OF_NUMBERS,
     Attribute,
     Contents,
     Entry,
@@ -41,6 +42,7 @@ from torch_compat.step.guards.one_shot_objects import refuse
 from torch_compat.step.guards.origins import is_heap_type, is_house, is_library, is_third_party
 from torch_compat.step.guards.param_groups import ParamGroups
 from torch_compat.step.guards.stray_modules import places_of
+from torch_compat.step.host.host_memory import note_met
 from torch_compat.step.values import policy
 from torch_compat.step.values.kept_in_c import keeps_in_c
 from torch_compat.step.values.marks import has_contents, inside, slots
@@ -184,6 +186,7 @@ class MetValues:
         held = None if isinstance(owner, type) else attributes_of(owner)
         if held is not None and name in held:
             if id(owner) in self._owned:
+                note_met(held[name])
                 return
             own = held[name]
         elif is_memory(own := static_lookup(owner, name)):  # else of a class
@@ -328,7 +331,7 @@ class MetValues:
             self._walk_contents(value, kind, depth)
 
     def _walk_contents(self, value: Any, kind: type, depth: int) -> None:
-        if not is_user_class(kind) and is_library(kind.__module__) and not issubclass(kind, np.ndarray | np.void):
+        if not is_user_class(kind) and is_library(kind.__module__) and not issubclass(kind, OF_NUMBERS):
             self._functions.follow_class(kind)
             return
         held = attributes_of(value)

@@ -41,6 +41,7 @@ from torch_compat.step.guards.pulled_places import Given
 from torch_compat.step.host.arrays import HostArray
 from torch_compat.step.host.batch_texts import TracedDict, TracedText, TracedTexts
 from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.host_memory import note_met
 from torch_compat.step.host.later_text import LaterText
 from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.values.generators import state_of, use_of
@@ -143,6 +144,7 @@ class NotedPlaces:
         value = location.value()
         if stands_in(value):
             return
+        note_met(location.owner)
         before = self._before(location)
         if type(before) is Same:
             self._meet(before.value, location)

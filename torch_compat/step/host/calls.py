@@ -19,8 +19,8 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from torch_compat.step.host.host_memory import HostMemory
 from torch_compat.step.host.later_text import END, MARK, RECORDER, LaterText, later_text
-from torch_compat.step.host.shared_memory import SharedMemory
 from torch_compat.step.host.slots import ComputedSlot, ValueSlot
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.errors import CaptureError, user_line
@@ -91,7 +91,7 @@ class HostCalls:
         read: indices of the calls whose results the graph uses as tensors.
         likes: arrays of the shape and type of some results, by the indices of the calls.
         asked: gives values that are known before the step.
-        shared: the memory that tensors and arrays share.
+        memory: the memory that tensors and arrays share.
     """
 
     calls: list[HostCall] = field(default_factory=list)
@@ -102,7 +102,7 @@ class HostCalls:
     read: set[int] = field(default_factory=set)
     likes: dict[int, Any] = field(default_factory=dict)
     asked: AskedValues | None = None
-    shared: SharedMemory = field(default_factory=SharedMemory)
+    memory: HostMemory = field(default_factory=HostMemory)
     _texts: list[tuple[ValueSlot, str | None]] = field(default_factory=list)
     _used_texts: set[int] = field(default_factory=set)
     _may_be_dropped: set[int] = field(default_factory=set)

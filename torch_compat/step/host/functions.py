@@ -225,7 +225,7 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
         )
         known = _known(calls, tensor, _numpy)
         slot = calls.record(_numpy, (tensor,), text="numpy", pure=known is not None)
-        calls.shared.note(tensor, calls.calls[slot.index].where or "the step", call=slot.index)
+        calls.memory.note(tensor, calls.calls[slot.index].where or "the step", call=slot.index)
         return HostFuture(calls, slot, like=like, known=known)
 
     def tolist(tensor: torch.Tensor) -> Any:
@@ -246,7 +246,7 @@ def _tensor_methods(calls: HostCalls) -> dict[str, Callable[..., Any]]:
     def array(tensor: torch.Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
         if _known(calls, tensor, _numpy) is not None:
             made = np.array(numpy(tensor, force=not tensor.requires_grad), dtype)
-            calls.shared.note(tensor, user_line(traceback.extract_stack()) or "the step", array=made)
+            calls.memory.note(tensor, user_line(traceback.extract_stack()) or "the step", made=made)
             return made
         raise calls.refuse(
             "a tensor of the step, which has no value yet, is converted to numpy (np.asarray, a numpy or sklearn function)",

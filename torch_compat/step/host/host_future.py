@@ -20,6 +20,7 @@ from torch_compat.step.host import whole_numbers
 from torch_compat.step.host.array_forms import like_of
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.factors import for_each, is_of_lists, multiplied
+from torch_compat.step.host.host_memory import may_view
 from torch_compat.step.host.known import known_result
 from torch_compat.step.host.later_functions import (
     IN_GRAPH,
@@ -34,7 +35,6 @@ from torch_compat.step.host.later_functions import (
 )
 from torch_compat.step.host.later_value import PURE, LaterValue, call
 from torch_compat.step.host.scalars import HostScalar
-from torch_compat.step.host.shared_memory import may_view
 from torch_compat.step.host.slots import ValueSlot
 from torch_compat.step.host.whole_numbers import NARROW
 
@@ -90,7 +90,7 @@ class HostFuture(LaterValue):
 
     def _note_memory(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slot: ValueSlot) -> None:
         """Note what a call does to the memory of arrays that tensors have, too."""
-        shared = self._calls.shared
+        shared = self._calls.memory
         if args and type(args[0]) is HostFuture:
             given = args[0]._slot
             if may_view(function, str(given.path[-1][1]) if function is call and given.path else ""):
@@ -164,7 +164,7 @@ class HostFuture(LaterValue):
         if self._known is not None and name not in PURE:
             self._known.changed.append(name)
         if name in _CHANGING:
-            self._calls.shared.changes(self._slot.index)
+            self._calls.memory.changes(self._slot.index)
         part = getattr(like, name) if isinstance(like, np.ndarray) and name in _FORMS_OF_AN_ARRAY else None
         return HostFuture(self._calls, self._slot.part("attr", name), like=part, known=known)
 
@@ -279,7 +279,7 @@ def _in_place(function: Callable[[Any, Any], Any]) -> Any:
             return NotImplemented
         if self._slot.index in self._calls.read:
             raise self.refusal("an array whose memory a tensor may have is changed in place")
-        self._calls.shared.changes(self._slot.index)
+        self._calls.memory.changes(self._slot.index)
         made = self._apply(function, self, other)
         made.slot()  # others may have the array
         return made

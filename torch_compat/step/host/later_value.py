@@ -18,11 +18,11 @@ import torch.utils._pytree as pytree
 from torch_compat.step.host.array_forms import changes_nothing, form_of
 from torch_compat.step.host.assumptions import Compared
 from torch_compat.step.host.calls import HostCall, HostCalls
+from torch_compat.step.host.host_memory import may_view
 from torch_compat.step.host.known import Known
 from torch_compat.step.host.offsets import Offset
 from torch_compat.step.host.scalar_plan import Expression
 from torch_compat.step.host.scalars import HostScalar
-from torch_compat.step.host.shared_memory import may_view
 from torch_compat.step.host.slots import ValueSlot
 from torch_compat.step.host.whole_numbers import NARROW, SAFE
 from xlatrain.bridge.capture.cut import UnknownValueError
@@ -94,6 +94,10 @@ class LaterValue:
         """The slot of the value; from now on it counts as used."""
         self._calls.used.add(self._slot.index)
         return self._slot
+
+    def may_be_array(self) -> bool:
+        """Whether the value is an array, as far as that is known."""
+        return self._like is None or isinstance(self._like, np.ndarray)
 
     @property
     def _traced(self) -> torch.Tensor | None:

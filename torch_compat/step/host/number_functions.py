@@ -17,10 +17,10 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch_compat.step.host.arrays import HostArray, of_numbers
 from torch_compat.step.host.calls import is_traced
 from torch_compat.step.host.host_future import HostFuture
+from torch_compat.step.host.host_memory import made_of
 from torch_compat.step.host.later_text import check_kept
 from torch_compat.step.host.offsets import width
 from torch_compat.step.host.scalars import HostScalar
-from torch_compat.step.host.shared_memory import made_of
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.patches import patched
 from xlatrain.bridge.torchscript import scripting_with

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from xlatrain.bridge.capture.foreign_memory import REAL, copied, is_foreign, tell_lifted
 from xlatrain.bridge.random import FILLED, draws
 
 _aten = torch.ops.aten
@@ -106,6 +107,8 @@ def resolve(name: str) -> torch._ops.OpOverload | None:
 
 
 _DEVICE = torch.ops.prim.device.default
+_DETACH = torch.ops.aten.detach.default
+_LIFT = torch.ops.aten.lift_fresh.default
 
 
 class OpMode(TorchDispatchMode):
@@ -122,6 +125,14 @@ class OpMode(TorchDispatchMode):
             return args[0].fake_device
         kwargs = kwargs or {}
         facts = facts_of(func)
+        if func is _DETACH and type(args[0]) in REAL:  # .data, or .numpy(), of a tensor from outside
+            with _disable_current_modes():
+                return args[0].detach()
+        if func is _LIFT and is_foreign(args[0]):
+            copy = copied(args[0])
+            result = self.op(facts, types, (copy,), kwargs)
+            tell_lifted(args[0], copy, result)
+            return result
         return self.op(facts, types, args, kwargs) if facts.computes else func(*args, **kwargs)
 
     @abstractmethod

@@ -14,13 +14,14 @@ import hashlib
 import traceback
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from xlatrain.bridge.capture.foreign_memory import REAL, is_foreign
 from xlatrain.bridge.capture.op_facts import OpFacts, OpMode
 from xlatrain.bridge.errors import CaptureError, user_line
 from xlatrain.bridge.random import drawn_by_torch, moves
@@ -56,6 +57,14 @@ class OpRecorder(Protocol):
 RECORDER: contextvars.ContextVar[OpRecorder | None] = contextvars.ContextVar("xlatrain_op_recorder", default=None)
 
 
+class Seen(NamedTuple):
+    """Contents that ops have seen in a tensor from outside, whose memory an array has, too; where the first one was called."""
+
+    tensor: torch.Tensor
+    contents: set[str]
+    where: str
+
+
 class OpLog(OpMode):
     """A log of the ops of a run: ``with OpLog(inputs) as log: result = fn(*inputs)``, then ``log.digest(result)``.
 
@@ -64,6 +73,7 @@ class OpLog(OpMode):
 
     Attributes:
         outside: the tensors that ops were given and the function was not, but those that ops have made.
+        seen: the contents that ops have seen in those of them whose memory others have, with the user's line.
         by_identity: whether the digest has an object that is told by its id: functions of ops of higher order, generators.
 
     Raises:
@@ -77,6 +87,7 @@ class OpLog(OpMode):
         self._numbers: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []  # an id must not be used twice
         self.outside: list[torch.Tensor] = []
+        self.seen: dict[int, Seen] = {}
         self.by_identity = False
         self._seeded = False
         self._outside: set[int] = set()  # storages
@@ -115,11 +126,18 @@ class OpLog(OpMode):
         self.by_identity |= _OBJECT in text
         words = [text]
         for tensor in operands:
+            if type(tensor) in REAL and is_foreign(tensor) and tensor.nbytes <= SMALL:
+                self._see(tensor)
             number = numbers.get(id(tensor))
             words.append(str(number) if number is not None else f"{self._new(tensor)}{self._values(tensor)}")
         self._words.append("\x1f".join(words))
         if len(self._words) > _UNHASHED:
             self._hash_words()
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        if id(tensor) not in self.seen:
+            self.seen[id(tensor)] = Seen(tensor, set(), user_line(traceback.extract_stack()) or "the step")
+        self.seen[id(tensor)].contents.add(contents_of(tensor))
 
     def note_results(self, result: Any) -> None:
         """Note the result of the last op."""
@@ -141,7 +159,7 @@ class OpLog(OpMode):
         if not self._outside or not facts.mutable:
             return
         for tensor in written_by(facts.func, args, kwargs):
-            if type(tensor) in _REAL and tensor.untyped_storage()._cdata in self._outside:
+            if type(tensor) in REAL and tensor.untyped_storage()._cdata in self._outside:
                 raise self._refusal(tensor, traceback.extract_stack())
 
     def _refusal(self, tensor: torch.Tensor, frames: traceback.StackSummary) -> CaptureError:
@@ -174,7 +192,7 @@ class OpLog(OpMode):
 
     def _values(self, tensor: torch.Tensor) -> str:
         """A description of the values of a tensor that was made outside of the run."""
-        if type(tensor) not in _REAL:
+        if type(tensor) not in REAL:
             return ""
         self.outside.append(tensor)
         self._outside.add(tensor.untyped_storage()._cdata)
@@ -189,7 +207,6 @@ class OpLog(OpMode):
         self._kept.append(tensor)
 
 
-_REAL = (torch.Tensor, torch.nn.Parameter)
 _UNHASHED = 1 << 14
 _UNSEEN = "mutating a non-functional tensor"
 """Said of a write that no schema tells (of ``batch_norm``), or through a view that was made before there was a value to write."""

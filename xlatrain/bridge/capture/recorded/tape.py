@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from xlatrain.bridge.capture.cut import UnknownValueError, noted, really
+from xlatrain.bridge.capture.cut import UnknownValueError, noted
 from xlatrain.bridge.capture.op_facts import OpFacts, OpMode, facts_of
 from xlatrain.bridge.capture.op_log import RECORDER, OpLog, leaves_of, outline, written_by
 from xlatrain.bridge.capture.recorded.fake_results import Fakes, NotAlike, describe, look_without_grad
@@ -29,7 +29,6 @@ from xlatrain.bridge.random import RandomStream
 from xlatrain.bridge.tensors.strides import is_whole
 
 _FAKE = frozenset((FakeTensor,))
-_DETACH = torch.ops.aten.detach.default
 
 
 class NotRecordable(BridgeError):
@@ -107,9 +106,6 @@ class Tape(OpMode):
         self._kept: list[torch.UntypedStorage] = []  # an address must not be used twice
 
     def op(self, facts: OpFacts, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if facts.func is _DETACH and type(args[0]) in (torch.Tensor, torch.nn.Parameter):  # .data of a tensor from outside
-            with really():
-                return args[0].detach()
         if not facts.plain or not _FAKE.issuperset(types):
             self._refuse(f"{facts.func} is more than a function of tensors")
         if facts.func in NEEDS_VALUES and (found := self._answered(facts, args, kwargs)) is not NotImplemented:
