@@ -114,6 +114,12 @@ def other_entry(x: Any, n: int) -> None:
     x["a"] = n
 
 
+def move_entry(x: Any, n: int) -> None:
+    x["k"] = n
+    x["o"] = x.pop("q", 0)
+    x["q"] = n
+
+
 def lengthen_a_text(x: Any, n: int) -> None:
     x["t"] = x.get("t", "") + ("x" if n > 1 else "")
 
@@ -139,7 +145,18 @@ def new_attribute(x: Any, n: int) -> None:
 
 
 LISTS = (append, add_list, set_first, count_first, count_first_late, rotate, set_slice)
-DICTS = (set_entry, count_entry, count_entry_late, count_new_entry, unite, update, set_default, other_entry, lengthen_a_text)
+DICTS = (
+    set_entry,
+    count_entry,
+    count_entry_late,
+    count_new_entry,
+    unite,
+    update,
+    set_default,
+    other_entry,
+    move_entry,
+    lengthen_a_text,
+)
 OBJECTS = (set_attribute, count_attribute, new_attribute)
 WAYS: dict[str, tuple[Callable[[], Any], tuple[Callable[[Any, int], None], ...]]] = {
     "list": (lambda: [0], LISTS),

@@ -140,6 +140,8 @@ class NotedPlaces:
         if key in self._first:
             if not self.of_library:
                 self._of_libraries.discard(key)
+            if read and isinstance(location, Contents):  # which the step may have changed before: not all that is there
+                self._guards.add(key)
             return
         value = location.value()
         if stands_in(value):
