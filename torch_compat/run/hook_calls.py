@@ -15,7 +15,6 @@ from torch_compat.callbacks.checkpoint import Checkpoint
 from torch_compat.callbacks.early_stopping import EarlyStopping
 from torch_compat.core.datamodule import LightningDataModule
 from torch_compat.core.module import LightningModule
-from torch_compat.run.batches import map_tensors
 from torch_compat.run.hook_context import HookContext
 from torch_compat.run.profiling import hook_action, profiled_hook
 from torch_compat.run.states import TrainerFn
@@ -351,11 +350,8 @@ class TransferHooks:
             for name in self._names:
                 _warn_of_two_owners(name, *owners)
         self._through_strategy = trainer.strategy.overrides("batch_to_device")
-        precision = trainer.precision_plugin
-        self._convert: Callable[[Any], Any] | None = None
-        if precision.converts_input:
-            users = overrides(precision, "convert_input")  # the user's own gets the batch as it is
-            self._convert = precision.convert_input if users else functools.partial(map_tensors, precision.convert_input)
+        precision = trainer.precision_plugin  # it converts what is in containers: objects of a user's class keep their dtypes
+        self._convert: Callable[[Any], Any] | None = precision.convert_input if precision.converts_input else None
 
     def __call__(self, batch: Any, dataloader_idx: int) -> Any:
         """Convert this process's rows of a batch to the run's precision, and pass them through the hooks."""

@@ -257,6 +257,34 @@ def double_clipped(run: Run) -> None:
             run.fit(ClippedInDouble(make), run.trainer(max_epochs=2, precision="64-true", **options), run.loader(x, y))
 
 
+class Rows:
+    """A batch of a class of its own, as graphs are; precisions convert what is in containers."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def to(self, device: Any, **_: Any) -> Rows:
+        return Rows(self.x.to(device), self.y.to(device))
+
+
+class TakesRows(NumbersInDouble):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        rows, beside = batch if isinstance(batch, list) else (batch, batch.x)
+        self.log("single", rows.x.dtype == torch.float32)
+        self.log("single_beside", beside.dtype == torch.float32)
+        self.log("third", (rows.x / 3).sum())
+        return super().training_step([rows.x.to(self.layer.weight.dtype), rows.y], batch_idx)
+
+
+@case
+def double_with_objects_in_batches(run: Run) -> None:
+    x, y = class_data()
+    rows = [Rows(x[i : i + 16], y[i : i + 16]) for i in range(0, 64, 16)]
+    for batches in (rows, [[one, one.x] for one in rows]):
+        loader: Any = torch.utils.data.DataLoader(batches, batch_size=None)
+        run.fit(TakesRows(), run.trainer(max_epochs=2, precision="64-true"), loader)
+
+
 class Total(torchmetrics.Metric):
     """A mean whose state takes the dtype of what is added to it."""
 
