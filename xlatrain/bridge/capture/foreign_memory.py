@@ -56,4 +56,7 @@ def span_of(tensor: torch.Tensor, *, foreign: bool = False) -> tuple[int, int] |
         if tensor.layout != torch.strided or (foreign and tensor.untyped_storage().resizable()):
             return None
         storage = tensor.untyped_storage()
-        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        try:
+            return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        except RuntimeError:  # one that has no memory on the host, as a parameter that was born sharded
+            return None
