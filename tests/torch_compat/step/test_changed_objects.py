@@ -146,16 +146,8 @@ def new_attribute(x: Any, n: int) -> None:
 
 LISTS = (append, add_list, set_first, count_first, count_first_late, rotate, set_slice)
 DICTS = (
-    set_entry,
-    count_entry,
-    count_entry_late,
-    count_new_entry,
-    unite,
-    update,
-    set_default,
-    other_entry,
-    move_entry,
-    lengthen_a_text,
+    *(set_entry, count_entry, count_entry_late, count_new_entry, unite, update),
+    *(set_default, other_entry, move_entry, lengthen_a_text),
 )
 OBJECTS = (set_attribute, count_attribute, new_attribute)
 WAYS: dict[str, tuple[Callable[[], Any], tuple[Callable[[Any, int], None], ...]]] = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import array
 import struct
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +14,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
-from torch_compat import LightningModule, Trainer
+from tests.torch_compat.step.training_beside_torch import by_torch, by_trainer
+from torch_compat import LightningModule
 from torch_compat.step.eager.eager import EagerSteps
 
-BATCHES = 4
 TABLE = np.zeros(4, np.float32)
 HEAD = TABLE[:2]
 BYTES = bytearray(16)
@@ -171,29 +169,10 @@ COMPILED = (
 )
 
 
-def data() -> TensorDataset:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(4 * BATCHES, 4, generator=generator)
-    return TensorDataset(x, x.flip(1))
-
-
 def made(name: str) -> Net:
     TABLE[:], BYTES[:], STORED[:] = 0, bytes(16), 0
     torch.manual_seed(0)
     return Net(USES[name])
-
-
-def by_torch(name: str) -> Net:
-    net = made(name)
-    optimizer: torch.optim.Optimizer = net.configure_optimizers()
-    for index, batch in enumerate(DataLoader(data(), 4)):
-        optimizer.zero_grad()
-        outputs = net.training_step(batch, index)
-        loss = outputs["loss"] if isinstance(outputs, dict) else outputs
-        loss.backward()
-        optimizer.step()
-        net.on_train_batch_end(outputs, batch, index)
-    return net
 
 
 def left(net: Net) -> list[Any]:
@@ -208,20 +187,10 @@ def flat(value: Any) -> list[float]:
 
 @pytest.mark.parametrize("name", USES)
 def test_numbers_are_those_of_torch(name: str) -> None:
-    expected = by_torch(name)
+    expected = by_torch(made(name))
     wanted = flat(left(expected))
     net = made(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = Trainer(
-            max_epochs=1,
-            devices=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(net, DataLoader(data(), 4))
+    trainer = by_trainer(net)
     assert flat(left(net)) == pytest.approx(wanted, rel=1e-5, abs=1e-6)
     torch.testing.assert_close(net.layer.weight, expected.layer.weight, rtol=1e-5, atol=1e-6)
     if name in COMPILED:

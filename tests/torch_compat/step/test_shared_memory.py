@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +10,10 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
-from torch_compat import LightningModule, Trainer
+from tests.torch_compat.step.training_beside_torch import by_torch, by_trainer
+from torch_compat import LightningModule
 
-BATCHES = 4
 GLOBAL = np.zeros(3, np.float32)
 
 
@@ -114,44 +112,18 @@ USES: dict[str, Callable[[Any, Any, Tensor, int], Any]] = {
 }
 
 
-def data() -> TensorDataset:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(4 * BATCHES, 4, generator=generator)
-    return TensorDataset(x, x.flip(1))
-
-
 def made(name: str) -> Net:
     GLOBAL[:] = 0
     torch.manual_seed(0)
     return Net(USES[name])
 
 
-def by_torch(name: str) -> Net:
-    net = made(name)
-    optimizer: torch.optim.Optimizer = net.configure_optimizers()
-    for index, batch in enumerate(DataLoader(data(), 4)):
-        optimizer.zero_grad()
-        net.training_step(batch, index).backward()
-        optimizer.step()
-    return net
-
-
 @pytest.mark.parametrize("name", USES)
 def test_numbers_are_those_of_torch(name: str) -> None:
-    wanted = by_torch(name)
+    wanted = by_torch(made(name))
     left = GLOBAL.copy()
     net = made(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = Trainer(
-            max_epochs=1,
-            devices=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(net, DataLoader(data(), 4))
+    by_trainer(net)
     assert net.seen == pytest.approx(wanted.seen, rel=1e-5)
     torch.testing.assert_close(net.layer.weight, wanted.layer.weight, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(net.count, wanted.count)

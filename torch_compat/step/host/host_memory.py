@@ -24,12 +24,18 @@ from xlatrain.bridge.tensors.constants import SMALL, bytes_of, contents_of
 _FIX = "copy it first (tensor.clone(), torch.tensor(array), array.copy()), or change it in a hook such as on_train_batch_end"
 _VIEWS = frozenset({"T", "reshape", "ravel", "view", "transpose", "squeeze", "swapaxes", "diagonal"})
 """Attributes and methods of an array that may give its memory."""
+_COPY = ("tensor", "scalar_tensor", "new_tensor")
+"""Functions of torch whose tensors have memory of their own."""
 _BUFFERS = (np.ndarray, bytearray, array.array, memoryview)
 _KEPT = "a tensor is kept that shares its memory with an array which the step has not made"
 _VIEW = "an array is changed of which another one is a view"
 _WHOLE = 1 << 29
 """Bytes. Of larger buffers one word in so many is compared."""
 _PART = 64
+
+_Span = tuple[int, int]
+"""Addresses: the first, and the one after the last."""
+_Spans = list[tuple[_Span, torch.Tensor]]
 
 _ACTIVE: contextvars.ContextVar[HostMemory | None] = contextvars.ContextVar("xlatrain_host_memory", default=None)
 
@@ -187,9 +193,8 @@ class HostMemory:
         _check_views(outside, written)
         if met:
             changed = [one for one in met if one.is_changed()]
-            _check_met(
-                met, changed, _foreign([*(one for one in outside if one.nbytes > SMALL), *own]), _foreign([*written, *later])
-            )
+            large = [one for one in outside if one.nbytes > SMALL]  # ops have seen the contents of small ones: check_after
+            _check_met(met, changed, _foreign([*large, *own]), _foreign([*written, *later]))
             self.refusals += _views_of(met, changed)
             for one in lifted:
                 buffer = next((known.buffer for known in met if _meet(known.span, _elements(one.outside))), None)
@@ -259,18 +264,9 @@ def made_of(factory: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> 
     return made
 
 
-_COPY = ("tensor", "scalar_tensor", "new_tensor")
-"""Functions of torch whose tensors have memory of their own."""
-
-
 def may_view(function: Any, name: str) -> bool:
     """Whether what a function, or an attribute of this name, gives of an array may have its memory."""
     return function in (operator.getitem, np.asarray, np.transpose) or name in _VIEWS
-
-
-_Span = tuple[int, int]
-"""Addresses: the first, and the one after the last."""
-_Spans = list[tuple[_Span, torch.Tensor]]
 
 
 def _foreign(tensors: Sequence[torch.Tensor]) -> _Spans:
@@ -298,14 +294,12 @@ def _views_of(met: list[_Met], changed: list[_Met]) -> Iterator[Refusal]:
 
 def _check_views(outside: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> None:
     """Refuse a tensor that the step writes to, and of which it reads another one that has the same memory."""
+    spans = [(span, one) for one in outside if (span := span_of(one)) is not None] if written else []
     for one in written:
         span = span_of(one)
-        for other in outside:
-            if other is not one and span is not None and (shown := span_of(other)) is not None and _meet(span, shown):
-                raise _error(
-                    "the step",
-                    f"it writes in place to a buffer {tuple(one.shape)} of which another one that it is given is a view",
-                )
+        if span is not None and any(other is not one and _meet(span, shown) for shown, other in spans):
+            what = f"it writes in place to a buffer {tuple(one.shape)}, of which another tensor that it reads is a view"
+            raise _error("the step", what)
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -28,18 +28,11 @@ _NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Guard
 def traceable_metric_functions() -> Iterator[None]:
     """Let validations look at shapes and dtypes only, and counting have a static shape."""
     patches: list[tuple[Any, str, Any]] = []
-    for name in _modules(len(sys.modules)):
-        module = sys.modules[name]
+    for module in [found for name, found in sys.modules.items() if name.startswith("torchmetrics.")]:
         for attribute in _replaced(module):
             patches.append((module, attribute, _STATIC.get(attribute) or _without_values(getattr(module, attribute))))
     with patched(patches):
         yield
-
-
-@functools.lru_cache(maxsize=1)
-def _modules(_: int) -> list[str]:
-    """The names of torchmetrics' modules while so many modules are imported."""
-    return [name for name in list(sys.modules) if name.startswith("torchmetrics.")]
 
 
 def _replaced(module: ModuleType) -> list[str]:
