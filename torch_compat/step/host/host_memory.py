@@ -298,7 +298,7 @@ def _check_views(outside: Sequence[torch.Tensor], written: Sequence[torch.Tensor
     for one in written:
         span = span_of(one)
         if span is not None and any(other is not one and _meet(span, shown) for shown, other in spans):
-            what = f"it writes in place to a buffer {tuple(one.shape)}, of which another tensor that it reads is a view"
+            what = f"it writes in place to a buffer {tuple(one.shape)}, of which another one that it is given is a view"
             raise _error("the step", what)
 
 
