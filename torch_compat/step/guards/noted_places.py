@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import types
 from collections import Counter, deque
@@ -54,6 +53,7 @@ from torch_compat.step.values.user_objects import attributes_of, may_be_followed
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.capture.stand_ins import is_still
 from xlatrain.bridge.patches import is_for_a_time
+from xlatrain.host.garbage import Recent
 
 _OF_STREAMS = (
     "Keep a generator as an attribute of the module (self.rng), where draws are made anew for every step, or "
@@ -218,11 +218,14 @@ class NotedPlaces:
             return self._ambient[id(location.owner)]  # in the step a precision may have set another
         return None if isinstance(location, Function | ParamGroups) else location.now()  # stand-ins are in the groups
 
-    def settle(self, followed: Callable[[], Collection[int]], *, attended: bool = False) -> tuple[list[Location], list[Change]]:
+    def settle(
+        self, followed: Callable[[], Collection[int]], recent: Recent, *, attended: bool = False
+    ) -> tuple[list[Location], list[Change]]:
         """To be called once the step's Python is over, and what it did has been taken back.
 
         Args:
             followed: gives the ids of what is taken back by others.
+            recent: what the process has made since the step began.
             attended: whether changes of objects that the step has made, and that garbage still holds, are as good as others.
 
         Returns:
@@ -236,8 +239,8 @@ class NotedPlaces:
         if changed and not all(_is_one_of(one[0].owner, followed()) for one in changed):
             of_calls: Counter[int] = Counter()
             if not attended:
-                gc.collect()  # looks at all that the process holds, so it is done only where it decides
-                of_calls = _held_by_calls([one[0].owner for one in changed])
+                recent.collect()
+                of_calls = _held_by_calls(recent)
             del changed
             self._drop_own(of_calls)
             changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
@@ -432,7 +435,6 @@ def _nothing() -> None: ...
 
 _PUT = (Attribute, Contents, Entry, Kind, Lookup, Stream, Values, Variable)
 _MOST = 2000  # objects in what is put
-_ABOVE = 4  # containers around an object, up to the context of a call
 
 
 def _holds_of_the_step(value: Any, *, else_many: bool = True) -> bool:
@@ -510,22 +512,13 @@ def _held_by_copy(kept: Any, location: Location) -> Iterator[Any]:
             yield from one
 
 
-def _held_by_calls(owners: list[Any]) -> Counter[int]:
+def _held_by_calls(recent: Recent) -> Counter[int]:
     """By id: how often objects are in the contexts of calls of autograd Functions, and in what these alone hold.
 
     The graph of a run is there as long as its results are, with all that a Function was given and has kept for its backward.
     """
-    todo, calls, met = list(owners), {}, {id(owners)}
-    for _ in range(_ABOVE):
-        above = gc.get_referrers(*todo) if todo else []
-        met |= {id(todo), id(above)}
-        calls.update((id(one), one) for one in above if isinstance(one, torch.autograd.function.FunctionCtx))
-        todo = [one for one in above if type(one) in (dict, list, tuple) and id(one) not in met]
-        met |= set(map(id, todo))
-    del above
     held: Counter[int] = Counter()
-    inside: list[Any] = [vars(one) for one in calls.values()]
-    todo.clear()
+    inside: list[Any] = [vars(one) for one in recent.instances(torch.autograd.function.FunctionCtx)]
     while inside:
         holder = inside.pop()
         for key in holder if type(holder) is dict else range(len(holder)):

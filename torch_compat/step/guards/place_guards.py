@@ -27,6 +27,7 @@ from torch_compat.step.values.taken_values import TAKEN
 from torch_compat.step.values.user_objects import attributes_of
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.host.garbage import Recent, uncollected
 
 _OFTEN = 16  # changes
 _OF_A_FIT = frozenset({"optimizers", "lr_schedulers", "toggle_optimizer", "untoggle_optimizer", "manual_backward"})
@@ -195,20 +196,22 @@ class PlaceGuards:
         )
         kept: list[Change] = []
         changes = []
-        try:
-            if attended:
-                TAKEN.rewind()
-            with emptied(), taking() if attended else contextlib.nullcontext(), observation.instrumented:
-                yield kept
-                for one in GIVEN.values():
-                    one.check()
-        finally:
-            GIVEN.clear()
-            found, changes = observation.settle(self._taken_back_by_others, attended=attended)
-            kept += [one for one in changes if attended or one.value is not None]
-            followed.add_read(found)
-            followed.meets_run = followed.meets_run or observation.meets_run
-            followed.functions.update(dict.fromkeys(observation.functions))
+        with uncollected():
+            recent = Recent()
+            try:
+                if attended:
+                    TAKEN.rewind()
+                with emptied(), taking() if attended else contextlib.nullcontext(), observation.instrumented:
+                    yield kept
+                    for one in GIVEN.values():
+                        one.check()
+            finally:
+                GIVEN.clear()
+                found, changes = observation.settle(self._taken_back_by_others, recent, attended=attended)
+                kept += [one for one in changes if attended or one.value is not None]
+                followed.add_read(found)
+                followed.meets_run = followed.meets_run or observation.meets_run
+                followed.functions.update(dict.fromkeys(observation.functions))
         for one in changes:
             if one.redo is None if attended else one.value is None:
                 advice = one.advice or _ADVICE

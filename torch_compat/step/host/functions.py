@@ -192,8 +192,9 @@ def _outside_of_torch(method: Callable[..., Any], original: Callable[..., Any]) 
 
     @functools.wraps(original)
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        own: Any = sys._getframe().f_code
         frame: Any = sys._getframe(1)
-        while frame.f_code is call.__code__ or frame.f_code.co_filename == _CALLED:  # a capture's around it, or a step's call
+        while frame.f_code is own or frame.f_code.co_filename == _CALLED:  # a capture's around it, or a step's call
             frame = frame.f_back
         file = frame.f_code.co_filename
         inside = file.startswith(_INSIDE_TORCH) or (method.__name__ == _REPR and file.startswith(_OURS) and file != __file__)

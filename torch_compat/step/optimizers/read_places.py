@@ -17,6 +17,7 @@ from torch_compat.step.guards.origins import is_generated
 from torch_compat.step.guards.param_groups import ParamGroups
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from xlatrain.bridge.tensors.constants import BakedTensor
+from xlatrain.host.garbage import Recent, uncollected
 
 _MAX_STATES = 8
 """How often what the step reads as a constant may change before steps are no longer compiled: each time is a compilation."""
@@ -120,14 +121,14 @@ class ReadPlaces:
                 )
             return found
 
-        try:
-            with observation.instrumented:
-                yield noted
-        finally:
-            found, changed = observation.settle(frozenset)
-            self._add(
-                [one for one in found if not isinstance(one, ParamGroups)]
-            )  # stand-ins are there; what is real is in the key
+        with uncollected():
+            recent = Recent()
+            try:
+                with observation.instrumented:
+                    yield noted
+            finally:
+                found, changed = observation.settle(frozenset, recent)
+                self._add([one for one in found if not isinstance(one, ParamGroups)])  # in the key is what they stand for
         if changed:
             raise UnsupportedOptimizerError(
                 f"{self._step} {changed[0].does}, which a compiled step would do only once; keep such values in "
