@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import tensorstore as ts
 from etils import epath
 
 _CHUNK = re.compile(r'"([^"]+/c(?:/\d+)*)"')
@@ -46,17 +45,19 @@ def damaged_file(arrays: epath.Path, error: str) -> str | None:
 
 def _chunk_files(arrays: epath.Path) -> Iterator[tuple[str, str]]:
     """Name of every chunk that is not in the index itself → its file."""
+    import tensorstore as ts  # 15 MiB, and needed once a file is damaged
+
     store = ts.KvStore.open(os.fspath(arrays) + "/" if "://" in os.fspath(arrays) else f"file://{arrays}/").result()
     for version in ts.ocdbt.dump(store).result()["versions"][-1:]:
         if location := version["root"].get("location"):
-            yield from _below(store, location, "")
+            yield from _below(ts.ocdbt, store, location, "")
 
 
-def _below(store: Any, location: str, prefix: str) -> Iterator[tuple[str, str]]:
-    node = ts.ocdbt.dump(store, location).result()
+def _below(ocdbt: Any, store: Any, location: str, prefix: str) -> Iterator[tuple[str, str]]:
+    node = ocdbt.dump(store, location).result()
     for entry in node["entries"]:
         if node.get("height", 0):
-            yield from _below(store, entry["location"], prefix + entry.get("subtree_common_prefix", b"").decode())
+            yield from _below(ocdbt, store, entry["location"], prefix + entry.get("subtree_common_prefix", b"").decode())
         elif value := entry.get("indirect_value"):
             _, directory, name, _, _ = ("value:" + value.removeprefix("value:")).split(":")
             yield prefix + entry["key"].decode(), directory + name
