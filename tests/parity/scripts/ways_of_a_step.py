@@ -65,8 +65,35 @@ def retained_gradients(run: Run) -> None:
         def on_after_backward(self) -> None:
             run.note(f"after backward {self.global_step}", self.hidden.grad)
 
+    class ByHand(Retaining):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.optimizers().zero_grad()
+            self.manual_backward(loss)
+            self.optimizers().step()
+            return {"loss": loss, "hidden": self.hidden}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            super().on_train_batch_end(outputs, batch, batch_idx)
+            run.note(f"returned {self.global_step}", [outputs["hidden"] is self.hidden, outputs["hidden"].grad])
+
+    class InValidation(Retaining):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            with torch.enable_grad():
+                self.input = batch[0].clone().requires_grad_()
+                self.layer(self.block(self.input)).square().sum().backward()
+
+        def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            run.note(f"input {batch_idx}", self.input.grad)
+
     fit(run, Retaining(), n=32)
     fit(run, InTwoParts(), n=32, accumulate_grad_batches=2)
+    fit(run, ByHand(), n=32)
+    fit(run, InValidation(), n=32, val=True)
 
 
 @case

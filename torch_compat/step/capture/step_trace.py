@@ -48,7 +48,6 @@ class StepTrace:
     stores_graph: bool = False
     differentiable: tuple[int, ...] = ()
     there_before: Collection[int] = frozenset()  # ids of objects, see describe
-    retained: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by id of a tensor: it, its gradient
     places: Places = field(default_factory=Places)
     assigned: Sequence[tuple[torch.Tensor, str]] = ()  # tensors that became buffers, and their names
     written: dict[int, int] = field(default_factory=dict)  # index of a tensor of the batch that was written to → of its value
@@ -117,7 +116,7 @@ class StepTrace:
         if keep and (known := self.places.find(leaf)) is not None:
             return self._known(leaf, known)
         index = self._value(leaf)
-        slot = ValueSlot("values", index, grad=self._gradient(leaf))
+        slot = ValueSlot("values", index, grad=self._gradient(leaf) if keep else None)
         if keep:
             self.calls.memory.keeps(leaf)
             self.places.add(leaf, slot)
@@ -125,9 +124,9 @@ class StepTrace:
         return slot
 
     def _gradient(self, leaf: torch.Tensor) -> int | None:
-        """The index of the gradient that the step has retained of a tensor, a value too."""
-        retained = self.retained.get(id(leaf))
-        return None if retained is None else self._value(retained[1].detach())
+        """The index of the gradient that a backward pass of the step has left in a tensor, a value too."""
+        gradient = leaf.grad if leaf.is_leaf or leaf.retains_grad else None
+        return None if gradient is None else self._value(gradient.detach())
 
     def _value(self, tensor: torch.Tensor) -> int:
         """Make a tensor a value of the step; its index."""

@@ -63,7 +63,6 @@ def training_body(accumulate: int) -> StepBody:
                 grads = [value.grad for value in inner]
             else:
                 grads = gradients_of([scaled], inner)
-        trace.retained = watched.gradients()
         return dict(zip(wanted, grads, strict=True))
 
     return body

@@ -66,10 +66,6 @@ class WatchedBackward:
         with patched((kind, "retain_grad", retain_grad) for kind in (FunctionalTensor, FakeTensor)):
             yield
 
-    def gradients(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """By the id of each tensor that retains its gradient, or is a leaf besides the parameters: it, and the gradient."""
-        return {id(tensor): (tensor, tensor.grad) for tensor in self._retained if tensor.grad is not None}
-
 
 def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors whose gradients a backward pass adds to."""

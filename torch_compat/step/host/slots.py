@@ -55,7 +55,7 @@ class ValueSlot:
     """A slot for the ``index``-th value of a source, or for the part of it that ``path`` leads to.
 
     A step of the path is ``("item", key)`` or ``("attr", name)``. ``grad`` is the index among the values of its gradient, where
-    the step has called ``retain_grad()`` of it; ``columns`` that of the number of its columns, where only the step knows it.
+    a backward pass of the step has left one in it; ``columns`` that of the number of its columns, where only the step knows it.
     ``view``: another tensor with the memory of this value, as which ``alone`` is a value, too.
     """
 

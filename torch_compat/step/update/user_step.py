@@ -112,7 +112,7 @@ class UserStep:
             return run_several(self._run, self._training_step, batch, batch_idx)
         output = self._training_step(batch, batch_idx)
         if isinstance(output, dict):
-            return {key: value.detach() if isinstance(value, torch.Tensor) else value for key, value in output.items()}
+            return {key: value.detach() if key == "loss" else value for key, value in output.items()}  # the others as they are
         if isinstance(output, torch.Tensor):
             return {"loss": output.detach()}
         if output is not None:
