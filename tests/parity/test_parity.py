@@ -343,6 +343,9 @@ RAISING_CASES = (
 
 # Cases that cannot be compiled, and what the run report must say about them; all others must be compiled.
 EAGER_CASES = {
+    "predictions_of_own_classes": "the step returns, logs or keeps a",
+    "an_attribute_of_a_tensor_of_the_batch_is_set": "the step sets `size_` of a Area",
+    "a_step_gives_tensors_of_own_classes": "the step returns, logs or keeps a",
     "an_array_is_changed_after_it_is_a_tensor": "an array whose memory a tensor may have is changed in place",
     "an_array_is_changed_by_way_of_a_view_of_it": "rows = torch.from_numpy(order)",
     "a_tensor_beside_the_module_is_asked_and_written": "it writes in place to a tensor",
@@ -396,7 +399,6 @@ EAGER_CASES = {
     "makes_modules_and_parameters_in_the_step": "in __init__ or configure_model",
     "parameters_that_show_one_memory": "first.weight and second.weight",
     "uses_a_slice_whose_tensor_was_written_to": "part = x[:, start : start + 2].T",
-    "tensors_of_a_class_of_their_own_in_the_batch": "the batch holds a __main__.Tripled",
 }
 
 # These compile where the process has 64-bit types: whole numbers have all their bits there.

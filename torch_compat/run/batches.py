@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +21,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from xlatrain.bridge.capture.endowed import endowed
 from xlatrain.bridge.errors import CaptureError
+from xlatrain.cluster.distributed import world
 
 Rebuild = Callable[[Iterator[torch.Tensor]], Any]
 
 _TENSOR = "tensor"
-"""The key of a tensor; that of one of a class of the user's is its class."""
+"""The key of a tensor; that of one of a class of the user's is a :class:`TensorClass`."""
 _OTHER = "other"
 # Classes whose attributes are never searched for tensors: they are no part of a batch, and may be large.
 _OPAQUE = (torch.nn.Module, torch.Generator, torch.dtype, torch.device, np.ndarray, np.generic, type, types.ModuleType)
@@ -183,7 +186,7 @@ def _flatten(value: Any, leaves: list[torch.Tensor], others: list[Any], parents:
     """Key and rebuild function of ``value``; appends its leaves."""
     if isinstance(value, torch.Tensor):
         leaves.append(value)
-        key = _TENSOR if type(value) is torch.Tensor else _class_key(type(value))
+        key = _TENSOR if type(value) is torch.Tensor or is_like_plain(type(value)) else TensorClass.of(value)
         return key, next if key == _TENSOR else functools.partial(_next_of, key)
     children = None if id(value) in parents else _children(value)
     if children is not None:
@@ -208,19 +211,55 @@ def _flatten(value: Any, leaves: list[torch.Tensor], others: list[Any], parents:
 
 
 @functools.cache
-def _class_key(kind: type) -> Any:
-    made = kind.__module__.partition(".")[0] in _MAKERS or f"{kind.__module__}.{kind.__qualname__}" in _LIKE_PLAIN
-    return _TENSOR if made else kind
+def is_like_plain(kind: type) -> bool:
+    """Whether tensors of a class are to a step what those of torch's own are."""
+    return kind.__module__.partition(".")[0] in _MAKERS or f"{kind.__module__}.{kind.__qualname__}" in _LIKE_PLAIN
 
 
-def _next_of(kind: type, leaves: Iterator[torch.Tensor]) -> torch.Tensor:
+@dataclasses.dataclass(frozen=True)
+class TensorClass:
+    """The key of a tensor of a class of the user's own, with the attributes that a step may read.
+
+    Attributes:
+        kind: the class.
+        attributes: name → value; None where one may change, or has no value that can be compared.
+        text: of them.
+    """
+
+    kind: type
+    attributes: tuple[tuple[str, Any], ...] | None
+    text: str  # True and 1 are equal
+
+    def __repr__(self) -> str:  # of attributes each process has its own
+        return repr(self.kind)
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorClass:
+        """The key of a tensor."""
+        held = tuple(vars(tensor).items())
+        fixed = all(_is_fixed(value) for _, value in held)
+        return cls(type(tensor), held if fixed else None, repr(held) if fixed else "")
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a value stays as it is, and is equal to no other that a step could tell from it."""
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return type(value) in (str, bytes, int, bool, type(None)) or isinstance(value, enum.Enum | type)
+
+
+def _next_of(of: TensorClass, leaves: Iterator[torch.Tensor]) -> torch.Tensor:
     leaf = next(leaves)
-    if isinstance(leaf, FakeTensor | FunctionalTensor):  # captured
+    if not isinstance(leaf, FakeTensor | FunctionalTensor):
+        return leaf
+    others = bool(of.attributes) and world().process_count > 1  # whose attributes may be others
+    if of.attributes is None or others or isinstance(leaf, FunctionalTensor):  # which cannot be recorded
         raise CaptureError(
-            f"the batch holds a {kind.__module__}.{kind.__qualname__}, whose methods a compiled step does not follow, nor what "
-            "isinstance says of it. Fix: make it an ordinary tensor in on_before_batch_transfer: x.as_subclass(torch.Tensor)"
+            f"the batch holds a {of.kind.__module__}.{of.kind.__qualname__}, and the step cannot be recorded, or it has "
+            "attributes that may change or differ in another process. Fix: make it an ordinary tensor in "
+            "on_before_batch_transfer: x.as_subclass(torch.Tensor)"
         )
-    return leaf
+    return endowed(leaf, of.kind, dict(of.attributes))
 
 
 class _Leaves:

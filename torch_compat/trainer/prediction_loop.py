@@ -10,7 +10,7 @@ import torch
 from torch_compat.callbacks.prediction_writer import BasePredictionWriter
 from torch_compat.run import hook_calls as call
 from torch_compat.run import profiling
-from torch_compat.run.batches import map_tensors
+from torch_compat.run.batches import is_like_plain, map_tensors
 from torch_compat.trainer.announcement import announce
 from torch_compat.trainer.counters import Stage, counts
 from torch_compat.trainer.data.data_source import DataSource, read_ahead
@@ -178,5 +178,7 @@ def _on_host(result: Any) -> Any:
 
 def _outliving(tensor: torch.Tensor) -> torch.Tensor:
     read_lazy(tensor)
+    if not is_like_plain(type(tensor)):
+        return tensor
     plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and not tensor.requires_grad
     return tensor if plain else tensor.detach().cpu().clone()

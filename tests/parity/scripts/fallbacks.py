@@ -8,6 +8,7 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import fallbacks_tensors  # noqa: F401
 import numpy as np
 import torch
 from basics import Regression, regression_data

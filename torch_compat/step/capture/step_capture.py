@@ -47,6 +47,7 @@ from torch_compat.step.optimizers.traced import OptimizerTrace
 from torch_compat.step.placed_batch import SharedMemory
 from xlatrain.bridge.capture.capture import Recording, capture, record, rehearse
 from xlatrain.bridge.capture.cut import answering
+from xlatrain.bridge.capture.endowed import check_kept, endowing
 from xlatrain.bridge.capture.op_log import OpLog, Seen
 from xlatrain.bridge.capture.recorded.tape import NotRecordable
 from xlatrain.bridge.capture.stand_ins import as_parameters, standing_for
@@ -253,6 +254,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
         with (
             answering(asked),
             as_parameters(),
+            endowing(),
             OpLog([*params, *values.values(), *held, *(own or {}).values(), *buffers, *leaves, *scalars]) as log,
             spec.context.live({**values, **state}),
             spec.context.logging(trace.logs, tracer),
@@ -290,6 +292,7 @@ def run_step(spec: StepSpec, inputs: StepInputs, way: Way) -> StepRun:
                     log.outside, [one for one, _ in own_memory], own_written, params
                 )  # before all is put back
                 inputs.spec.put_back()
+                check_kept(leaves)
                 _check_written({**dict(enumerate(leaves)), **values, **state}, inputs.shared)
             tracer.check_arrays()
             changed = _changed_buffers(module, before, inputs.buffers)

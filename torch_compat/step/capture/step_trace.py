@@ -28,6 +28,7 @@ from torch_compat.step.host.scalars import HostScalar
 from torch_compat.step.host.slots import ComputedSlot, Places, TensorSlot, ValueSlot, indices_of_values
 from torch_compat.step.metrics.calls import MetricCalls
 from torch_compat.step.optimizers.traced import OptimizerTrace
+from xlatrain.bridge.capture.endowed import check_outgoing
 from xlatrain.bridge.capture.generation.uncut import Uncut
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.errors import CaptureError
@@ -110,6 +111,8 @@ class StepTrace:
 
     def _slot_of(self, leaf: torch.Tensor, keep: bool) -> ValueSlot | TensorSlot:
         """The slot of a traced tensor."""
+        if not keep or id(leaf) not in self.places.slots:  # else it is the very tensor that the user has
+            check_outgoing(leaf)
         root = self.places.root_of(leaf) if keep else leaf
         if root is not leaf and self.places.find(root) is None:
             self.places.add(root, ValueSlot("values", self._value(root)))

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from xlatrain.bridge.capture.compiling import compiling_state
 from xlatrain.bridge.capture.cut import unanswered
 from xlatrain.bridge.capture.decompositions.decomposition_table import decomposition_table
+from xlatrain.bridge.capture.endowed import check_outgoing
 from xlatrain.bridge.capture.functionalization import Functionalization, assignable_data
 from xlatrain.bridge.capture.generation.library import generation_in_loops
 from xlatrain.bridge.capture.masked_rows.made import masked_rows
@@ -408,6 +409,7 @@ def _split_outputs(value: Any) -> tuple[Any, list[torch.Tensor]]:
         tensor = exactly(tensor)
         if not isinstance(tensor, FunctionalTensor | FakeTensor):
             return tensor
+        check_outgoing(tensor)
         outputs.append(tensor.detach())
         return Output(len(outputs) - 1)
 

@@ -121,7 +121,7 @@ class OpMode(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE and type(args[0]) is FakeTensor:  # autograd asks for it with every op, and it takes as long as one
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # autograd asks for it with every op, and it takes as long as one
             return args[0].fake_device
         kwargs = kwargs or {}
         facts = facts_of(func)
