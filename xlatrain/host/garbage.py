@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
-from typing import TypeVar
-
-_T = TypeVar("_T")
 
 
 @contextlib.contextmanager
@@ -34,33 +31,16 @@ def let_stay() -> None:
         gc.unfreeze()
 
 
-class Recent:
-    """The objects made since: these alone are walked over, not all that the process holds, which takes half a second.
-
-    To be made and used while garbage is :func:`uncollected`, so that they are the youngest. Where somebody has collected all the
-    same, everything is looked at.
+@contextlib.contextmanager
+def older_left_out() -> Iterator[None]:
+    """Let collections in the block, and :func:`gc.get_objects`, leave out what was made before: they walk over all that a process
+    holds else, for half a second. Settings of the collector stay what they are, but for :func:`gc.get_freeze_count`.
     """
-
-    def __init__(self) -> None:
-        let_stay()
-        self._collections = _collections()
-
-    def collect(self) -> None:
-        """Free objects that are only held by each other."""
-        if self._collections == _collections():
-            gc.collect(0)
-            self._collections = _collections()
-        else:
-            gc.collect()
-
-    def instances(self, kind: type[_T]) -> list[_T]:
-        """Objects of a class that are left, where it is one whose objects can be in reference cycles."""
-        found: list[_T] = []
-        for generation in (0, 1) if self._collections == _collections() else (None,):
-            # A list of all objects is held by nobody: what holds it would be in it.
-            found += [one for one in gc.get_objects(generation) if issubclass(type(one), kind)]
-        return found
-
-
-def _collections() -> list[int]:
-    return [generation["collections"] for generation in gc.get_stats()]
+    if gc.get_freeze_count() > 0:  # by a block around this one; or by somebody whose objects are to stay so
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

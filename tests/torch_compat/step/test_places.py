@@ -7,6 +7,7 @@ import collections
 import copy
 import ctypes
 import functools
+import gc
 import io
 import logging
 import math
@@ -29,7 +30,6 @@ from torch_compat.step.guards.observation import Observation
 from torch_compat.step.values.marks import contents, holds_the_same, look, mark, same
 from torch_compat.utilities.parsing import AttributeDict
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.host.garbage import Recent
 
 NAN, ONE = float("nan"), np.float32(1)
 
@@ -178,7 +178,7 @@ def observed(function: Any) -> tuple[set[str], list[str]]:
     observation = Observation([function], [])
     with observation.instrumented:
         function()
-    found, changed = observation.settle(lambda: (), Recent())
+    found, changed = observation.settle(lambda: ())
     return {f"{type(one).__name__} {one.name}" for one in found}, [one.does for one in changed]
 
 
@@ -269,7 +269,7 @@ def test_what_is_changed_by_code_without_notes_is_put_back_where_it_was_found() 
     with observation.instrumented:
         observation.attribute(kind, "of_kinds")
         Kinds.of_kinds = 5
-    assert len(observation.settle(lambda: (), Recent())[1]) == 1 and Kinds.of_kinds == 1
+    assert len(observation.settle(lambda: ())[1]) == 1 and Kinds.of_kinds == 1
 
 
 def test_another_entry_of_an_array_of_ctypes_is_seen() -> None:
@@ -283,7 +283,7 @@ def test_a_place_that_was_read_is_compared_from_then_on() -> None:
     observation = Observation([reads], [])
     with observation.instrumented:
         reads()
-    places = Locations(observation.settle(lambda: (), Recent())[0])
+    places = Locations(observation.settle(lambda: ())[0])
     assert not places.changed()
     TABLE["unused"] = 2
     assert not places.changed()
@@ -307,7 +307,7 @@ def test_functions_around_are_followed() -> None:
 def test_garbage_is_collected_only_where_nobody_follows_what_has_changed(followed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[float] = []
     collected: list[None] = []
-    monkeypatch.setattr(Recent, "collect", lambda self: collected.append(None))
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(None))
 
     def grows() -> float:
         kept.append(1.0)
@@ -316,7 +316,7 @@ def test_garbage_is_collected_only_where_nobody_follows_what_has_changed(followe
     observation = Observation([grows], [])
     with observation.instrumented:
         grows()
-    _, changed = observation.settle(lambda: {id(kept)} if followed else (), Recent())
+    _, changed = observation.settle(lambda: {id(kept)} if followed else ())
     assert bool(collected) == bool(changed) == (not followed)
 
 
@@ -328,10 +328,10 @@ class Keeping(torch.autograd.Function):
 
 
 def test_what_calls_of_functions_keep_is_counted_where_they_alone_hold_it() -> None:
-    recent, inner, shown = Recent(), {"a": 1}, {"b": 2}
+    inner, shown = {"a": 1}, {"b": 2}
     around = {"inner": shown}
     graph = Keeping.apply(torch.ones(2, requires_grad=True), {"inner": inner}), Keeping.apply(torch.ones(2), {})
     graph = (*graph, Keeping.apply(torch.ones(2, requires_grad=True), around))
-    held = noted_places._held_by_calls(recent)
+    held = noted_places._held_by_calls()
     assert len(graph) == 3
     assert held[id(inner)] == 1 and held[id(shown)] == 0  # around is held here, too

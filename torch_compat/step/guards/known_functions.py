@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import gc
 import operator
 import os
 import re
@@ -46,7 +47,7 @@ AMBIENT = tuple(
         *(torch.get_default_dtype, torch.are_deterministic_algorithms_enabled, torch.get_float32_matmul_precision),
         *(torch.get_num_threads, torch.is_inference_mode_enabled, torch.get_default_device, torch.get_deterministic_debug_mode),
         *(torch.is_deterministic_algorithms_warn_only_enabled, torch.is_anomaly_enabled, torch.get_num_interop_threads),
-        *(sys.getrecursionlimit, os.getcwd, os.getpid),
+        *(sys.getrecursionlimit, os.getcwd, os.getpid, gc.get_freeze_count),
     )
 )
 IS_AMBIENT = frozenset(map(id, AMBIENT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 from collections import Counter, deque
@@ -53,7 +54,6 @@ from torch_compat.step.values.user_objects import attributes_of, may_be_followed
 from xlatrain.bridge.capture.masked_rows.masked_rows import MaskedRows
 from xlatrain.bridge.capture.stand_ins import is_still
 from xlatrain.bridge.patches import is_for_a_time
-from xlatrain.host.garbage import Recent
 
 _OF_STREAMS = (
     "Keep a generator as an attribute of the module (self.rng), where draws are made anew for every step, or "
@@ -218,14 +218,11 @@ class NotedPlaces:
             return self._ambient[id(location.owner)]  # in the step a precision may have set another
         return None if isinstance(location, Function | ParamGroups) else location.now()  # stand-ins are in the groups
 
-    def settle(
-        self, followed: Callable[[], Collection[int]], recent: Recent, *, attended: bool = False
-    ) -> tuple[list[Location], list[Change]]:
+    def settle(self, followed: Callable[[], Collection[int]], *, attended: bool = False) -> tuple[list[Location], list[Change]]:
         """To be called once the step's Python is over, and what it did has been taken back.
 
         Args:
             followed: gives the ids of what is taken back by others.
-            recent: what the process has made since the step began.
             attended: whether changes of objects that the step has made, and that garbage still holds, are as good as others.
 
         Returns:
@@ -239,8 +236,8 @@ class NotedPlaces:
         if changed and not all(_is_one_of(one[0].owner, followed()) for one in changed):
             of_calls: Counter[int] = Counter()
             if not attended:
-                recent.collect()
-                of_calls = _held_by_calls(recent)
+                gc.collect()
+                of_calls = _held_by_calls()
             del changed
             self._drop_own(of_calls)
             changed = [one for one in self._first.values() if one[1] is not None and one[0].now() != one[1]]
@@ -512,13 +509,14 @@ def _held_by_copy(kept: Any, location: Location) -> Iterator[Any]:
             yield from one
 
 
-def _held_by_calls(recent: Recent) -> Counter[int]:
+def _held_by_calls() -> Counter[int]:
     """By id: how often objects are in the contexts of calls of autograd Functions, and in what these alone hold.
 
     The graph of a run is there as long as its results are, with all that a Function was given and has kept for its backward.
     """
     held: Counter[int] = Counter()
-    inside: list[Any] = [vars(one) for one in recent.instances(torch.autograd.function.FunctionCtx)]
+    # The list of all objects is held by nobody: what holds it would be in it.
+    inside: list[Any] = [vars(one) for one in gc.get_objects() if issubclass(type(one), torch.autograd.function.FunctionCtx)]
     while inside:
         holder = inside.pop()
         for key in holder if type(holder) is dict else range(len(holder)):

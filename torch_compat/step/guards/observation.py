@@ -17,7 +17,6 @@ from torch_compat.step.guards.noted_places import Change, KeptChanges, NotedPlac
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.taken_values import TakenValues
 from torch_compat.step.values.user_objects import is_user_class
-from xlatrain.host.garbage import Recent
 
 _HOOKS_OF_ALL = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 
@@ -92,9 +91,7 @@ class Observation:
         else:
             self._functions.follow_found(value)
 
-    def settle(
-        self, followed: Callable[[], Collection[int]], recent: Recent, *, attended: bool = False
-    ) -> tuple[list[Location], list[Change]]:
+    def settle(self, followed: Callable[[], Collection[int]], *, attended: bool = False) -> tuple[list[Location], list[Change]]:
         """See :meth:`~torch_compat.step.guards.noted_places.NotedPlaces.settle`."""
         self._values.forget()
-        return self._places.settle(followed, recent, attended=attended)
+        return self._places.settle(followed, attended=attended)

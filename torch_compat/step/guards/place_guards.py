@@ -27,7 +27,7 @@ from torch_compat.step.values.taken_values import TAKEN
 from torch_compat.step.values.user_objects import attributes_of
 from torch_compat.utilities.rank_zero import rank_zero_warn
 from xlatrain.bridge.errors import CaptureError
-from xlatrain.host.garbage import Recent, uncollected
+from xlatrain.host.garbage import older_left_out
 
 _OFTEN = 16  # changes
 _OF_A_FIT = frozenset({"optimizers", "lr_schedulers", "toggle_optimizer", "untoggle_optimizer", "manual_backward"})
@@ -196,8 +196,7 @@ class PlaceGuards:
         )
         kept: list[Change] = []
         changes = []
-        with uncollected():
-            recent = Recent()
+        with older_left_out():
             try:
                 if attended:
                     TAKEN.rewind()
@@ -207,7 +206,7 @@ class PlaceGuards:
                         one.check()
             finally:
                 GIVEN.clear()
-                found, changes = observation.settle(self._taken_back_by_others, recent, attended=attended)
+                found, changes = observation.settle(self._taken_back_by_others, attended=attended)
                 kept += [one for one in changes if attended or one.value is not None]
                 followed.add_read(found)
                 followed.meets_run = followed.meets_run or observation.meets_run

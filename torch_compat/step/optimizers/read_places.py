@@ -17,7 +17,7 @@ from torch_compat.step.guards.origins import is_generated
 from torch_compat.step.guards.param_groups import ParamGroups
 from torch_compat.step.optimizers.param_group import UnsupportedOptimizerError
 from xlatrain.bridge.tensors.constants import BakedTensor
-from xlatrain.host.garbage import Recent, uncollected
+from xlatrain.host.garbage import older_left_out
 
 _MAX_STATES = 8
 """How often what the step reads as a constant may change before steps are no longer compiled: each time is a compilation."""
@@ -121,13 +121,12 @@ class ReadPlaces:
                 )
             return found
 
-        with uncollected():
-            recent = Recent()
+        with older_left_out():
             try:
                 with observation.instrumented:
                     yield noted
             finally:
-                found, changed = observation.settle(frozenset, recent)
+                found, changed = observation.settle(frozenset)
                 self._add([one for one in found if not isinstance(one, ParamGroups)])  # in the key is what they stand for
         if changed:
             raise UnsupportedOptimizerError(
