@@ -138,12 +138,7 @@ def test_a_parameter_is_not_changed_between_forward_and_backward(tmp_path: Any) 
         fit(Clamped(0.1))
 
 
-def test_a_leaf_that_is_no_parameter_has_its_gradient_made() -> None:
+def test_a_leaf_that_is_no_parameter_needs_a_whole_backward_pass() -> None:
     weight, batch = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     assert not WatchedBackward(TakenHooks({}, {})).needed_for((batch.detach() * weight).sum(), [weight])
-    watched, loss = WatchedBackward(TakenHooks({}, {})), (2 * batch * weight).sum()
-    assert watched.needed_for(loss, [weight])
-    loss.backward()
-    (leaf, gradient), *others = watched.gradients().values()
-    assert leaf is batch and not others
-    assert gradient.tolist() == [2, 2, 2]
+    assert WatchedBackward(TakenHooks({}, {})).needed_for((2 * batch * weight).sum(), [weight])
