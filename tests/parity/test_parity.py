@@ -88,7 +88,7 @@ CASES_ABOUT_THE_HOST = {
         *("full_of_double_batches_as_they_are", "aliases", "autocast_left_by_the_user", "a_layer_in_another_dtype"),
         *("module_cast_by_the_user", "matmul_precision"),
     ],
-    "queues": ["entries_counted_in_python", "changed_and_put_back"],
+    "queues": ["entries_counted_in_python", "changed_and_put_back", "tensors_that_change_places"],
     "inline_optimizers": ["closure_evaluated_twice", "two_halves_of_a_step_by_hand"],
     "semantics": [
         *("counters_in_arithmetic_and_branches", "counters_in_texts_and_indices", "schedules_in_lists"),

@@ -64,6 +64,11 @@ def places_of(tensors: Iterable[torch.Tensor], records: Iterable[Record], roots:
     return tuple(place for place in _set_by(records) if wanted.intersection(map(id, flatten_batch(place.value(roots))[0])))
 
 
+def tensor_places(records: Iterable[Record], roots: Mapping[str, Any]) -> tuple[CarriedPlace, ...]:
+    """The places that records set where tensors are now."""
+    return tuple(place for place in _set_by(records) if place.look(roots)[0])
+
+
 def unread_places(records: Iterable[Record], roots: Mapping[str, Any]) -> tuple[CarriedPlace, ...]:
     """The places that records set where a tensor is now that nobody has read yet, but for entries of lists."""
     places = _set_by(one for one in records if one.kind in ("setattr", "setitem"))

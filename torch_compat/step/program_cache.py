@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from torch_compat.step.capture.cached_program import Build, CachedProgram, Named
 from torch_compat.step.capture.captured_step import CapturedStep
 from torch_compat.step.capture.session import CaptureSession, ImpureStepError
 from torch_compat.step.capture.step_capture import StepSpec
-from torch_compat.step.carried import CarriedPlace, places_of, unread_places
+from torch_compat.step.carried import CarriedPlace, places_of, tensor_places, unread_places
 from torch_compat.step.effects.effects import Record, outline
 from torch_compat.step.effects.recorder import followed
 from torch_compat.step.guards.step_guards import StepGuards
@@ -289,7 +289,7 @@ class ProgramCache:
             yield
         except BridgeError as error:
             if error.stored is not None:
-                error.carried = self._stored(error.stored)
+                error.carried = self._stored(error.stored, error.storing)
             elif error.written:
                 there = [one for written in error.written if (one := written()) is not None]
                 error.carried = places_of(there, self._carrying(), self._changed)
@@ -416,11 +416,15 @@ class ProgramCache:
             if place.attribute is not None:
                 self._guards.carry(name, place.attribute)
 
-    def _stored(self, tensor: torch.Tensor) -> tuple[CarriedPlace, ...]:
-        """The places of values that steps have stored and nobody has read yet, if one of them is ``tensor``."""
-        records = self._carrying()
+    def _stored(self, tensor: torch.Tensor, storing: Sequence[Record]) -> tuple[CarriedPlace, ...]:
+        """The places of values that steps have stored and nobody has read yet, if one of them is ``tensor``.
+
+        Args:
+            storing: the changes of a run that would store it again: where they are tensors are there, too.
+        """
+        records = [*self._carrying(), *storing]
         found = places_of([tensor], records, self._changed)
-        return found and (*found, *unread_places(records, self._changed))
+        return found and (*found, *tensor_places(storing, self._changed), *unread_places(records, self._changed))
 
     def _carrying(self) -> list[Record]:
         """The changes by which steps store values: one step may read what another has stored."""

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class BridgeError(RuntimeError):
     Attributes:
         recoverable: whether everything that ran so far was right, so that an eager run may go on from here.
         stored: the tensor of an earlier step that it computes with, where that is the reason.
+        storing: the changes of the run that would store it once more, of the caller's kind.
         carried: places where steps have put such tensors: as inputs they would be no reason any more.
         written: weak references to the host's tensors, of which it writes to the first in place, or to one of them, where that is
             the reason; those that the run itself made are gone with it.
@@ -40,6 +41,7 @@ class BridgeError(RuntimeError):
 
     recoverable = True
     stored: Any = None
+    storing: Sequence[Any] = ()
     carried: tuple[Any, ...] = ()
     written: tuple[weakref.ref[Any], ...] = ()
     per_batch = False

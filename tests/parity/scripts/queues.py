@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -35,9 +36,9 @@ class Queue(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
-def fit(run: Run, how: Keys, programs: int, rows: int = 64) -> None:
+def fit(run: Run, how: Callable[[Any, Tensor, int], Any], programs: int, rows: int = 64, kind: type[Queue] = Queue) -> None:
     x = torch.randn(160, 4, generator=torch.Generator().manual_seed(0))
-    run.fit(Queue(how, rows), run.trainer(max_epochs=1), run.loader(x))
+    run.fit(kind(how, rows), run.trainer(max_epochs=1), run.loader(x))
     run.note("programs", [entry["variants"] for entry in reported_runs()[-1:]] or [programs])
 
 
@@ -173,6 +174,42 @@ def slices_of_other_lengths(run: Run) -> None:
         module.pointer[0] = start + count if start + count < 4 else 0
 
     fit(run, how, 3)
+
+
+@case
+def tensors_that_change_places(run: Run) -> None:
+    """Of a list, a tuple, a dict and a queue that the module was made with: each stays the same object, also in another list."""
+
+    class Moving(Queue):
+        def __init__(self, how: Keys, rows: int) -> None:
+            super().__init__(how, rows)
+            one, two, three = self.known = [torch.full((3,), 0.1 * number) for number in range(1, 4)]
+            self.row, self.pair, self.ring = [one, two, three], (one, two), deque([two, three])
+            self.named = {"old": one, "new": three}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            held = [*self.row, *self.pair, *self.named.values(), *self.ring]
+            run.note(f"held {batch_idx}", [held, [[one is other for other in self.known] for one in held]])
+            self.known[batch_idx % 3].mul_(0.5)
+
+    def read(module: Moving) -> Tensor:
+        held = (*module.row, *module.pair, *module.named.values(), *module.ring)
+        return torch.stack([(1 + index) * one for index, one in enumerate(held)]).sum(0)
+
+    def shifted(module: Moving, keys: Tensor, batch_idx: int) -> Tensor:
+        before = read(module)
+        module.row[0], module.row[1], module.row[2] = module.row[1], module.row[2], keys.mean(0)
+        module.pair = (module.pair[1], keys.amax(0))
+        module.named["old"], module.named["new"] = module.named["new"], module.named["old"]
+        module.ring.rotate(1)
+        return module.net(before.repeat(2)[:4]).square().mean()
+
+    def by_index(module: Moving, keys: Tensor, batch_idx: int) -> Tensor:
+        module.row[batch_idx % 2] = keys.mean(0)
+        return module.net(torch.stack(module.row).sum(0).repeat(2)[:4]).square().mean()
+
+    fit(run, shifted, 1, kind=Moving)
+    fit(run, by_index, 2, kind=Moving)
 
 
 if __name__ == "__main__":

@@ -293,21 +293,21 @@ class Recording:
         return ObjectSlot(str(place), value)
 
     def _template(self, place: ObjectPath, key: Any, value: Any, template: Callable[[Any], Any]) -> Any:
-        self.refuse_made(value, f"{place}{'' if key is None else f' ({key!r})'}")
+        where = f"{place}{'' if key is None else f' ({key!r})'}"
+        self.refuse_made(value, where)
         for leaf in pytree.tree_leaves(value):
             if holds_traced(leaf) or keeps_of_step(leaf):
                 raise CaptureError(
-                    f"the step stores {_kind_of(leaf)} in {place}{'' if key is None else f' ({key!r})'} that keeps values of its "
+                    f"the step stores {_kind_of(leaf)} in {where} that keeps values of its "
                     "own batch (a counter, a tensor), which a compiled step would make only once. Store the values themselves "
                     "(in a list, tuple or dict), or do it in a hook such as on_train_batch_end"
                 )
             if issubclass(type(leaf), torch.Tensor) and not is_traced(leaf) and type(leaf) is not MaskedRows:
                 error = CaptureError(
-                    f"the step rewrites {place}{'' if key is None else f' ({key!r})'} together with tensors of earlier "
-                    "steps, which "
-                    "a compiled step cannot repeat. Only append to the list in the step, and trim it in a hook."
+                    f"the step rewrites {where} together with tensors of earlier steps, which a compiled step cannot repeat. "
+                    "Only append to the list in the step, and trim it in a hook."
                 )
-                error.stored = leaf
+                error.stored, error.storing = leaf, [Record(*change[:3], None) for change in self._found.changes]
                 raise error
         return template(value)
 
