@@ -80,6 +80,7 @@ CASES_ABOUT_THE_HOST = {
         *("uses_a_slice_whose_tensor_was_written_to", "makes_modules_and_parameters_in_the_step"),
         *("parameters_that_show_one_memory", "a_backward_pass_in_the_step_while_gradients_accumulate"),
         *("parameters_are_replaced_in_the_step", "tensors_of_a_class_of_their_own_in_the_batch"),
+        "classes_of_tensors_are_asked_for",
     ],
     "manual": ["schedulers_by_hand", "scheduler_on_a_plateau", "rates_by_hand", "trained_in_turns"],
     "metrics": ["compositions", "wrappers", "collections_as_objects", "hooks_that_log_between"],

@@ -134,3 +134,21 @@ def predictions_of_own_classes(run: Run) -> None:
     run.initialise(model)
     found: Any = trainer.predict(model, _loader(run, ((2, 4),)))
     run.note("predictions", [[(type(one).__name__, one.tolist()) for one in batch] for batch in found])
+
+
+@case
+def classes_of_tensors_are_asked_for(run: Run) -> None:
+    """With ``type``, which is what it is whatever stands for a tensor while a step is captured."""
+
+    class Asking(Telling):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            asked = (batch.x, batch.y, batch.y * 1, loss, self.layer.weight)
+            factors = {Area: 2.0, Labelled: 3.0, Tensor: 0.5}
+            for one in asked:
+                loss = loss * factors.get(type(one), 0.7)
+            kinds = [*map(type, asked)]
+            assert kinds == [Area, Labelled, Tensor, Tensor, torch.nn.Parameter] and type(loss) is Tensor, kinds
+            return loss
+
+    run.fit(Asking(), run.trainer(max_epochs=1), _loader(run, ((2, 4),)))

@@ -64,7 +64,7 @@ from torch_compat.step.values.marks import PLAIN
 from torch_compat.step.values.names import MISSING
 from torch_compat.step.values.taken_values import TakenValues
 from torch_compat.step.values.user_objects import is_user_class
-from xlatrain.bridge.capture.stand_ins import class_of, stood_for
+from xlatrain.bridge.capture.stand_ins import class_of
 from xlatrain.bridge.errors import CaptureError, user_line
 
 _PATHS = 4096  # characters
@@ -499,7 +499,11 @@ class CalledFunctions:
 
 def _mapped(mapped: Any, *args: Any) -> Any:
     """``map``, also of functions that take values of the step in place of one in C."""
-    return mapped(*(assigning(one) if is_assignment(one) else one for one in args[:1]), *args[1:])
+    return mapped(*map(_of_values_mapped, args[:1]), *args[1:])
+
+
+def _of_values_mapped(function: Any) -> Any:
+    return _class_of if function is type else assigning(function) if is_assignment(function) else function
 
 
 def _warning(message: Any, category: Any = None, stacklevel: int = 1, *args: Any, **kwargs: Any) -> None:
@@ -519,8 +523,8 @@ def _statements(source: Any) -> Any:
 
 
 def _class_of(*args: Any) -> Any:
-    """``type``; of a number of the step that of the number, of what stands for a parameter that of the parameter."""
-    if len(args) == 1 and stood_for(args[0]) is not None:
+    """``type``; of a number of the step that of the number, of its tensors the class that the user's code knows."""
+    if len(args) == 1 and issubclass(type(args[0]), torch.Tensor):
         return class_of(args[0])
     if len(args) == 1 and type(args[0]) is HostFuture and args[0].example() is None:
         raise args[0].refusal("it asks what class a value has that is computed on the host after the step")

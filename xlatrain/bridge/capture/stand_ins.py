@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from xlatrain.bridge.errors import CaptureError
 from xlatrain.bridge.patches import patched
@@ -99,10 +101,14 @@ def is_still(before: Any, now: Any) -> bool:
 
 
 def class_of(tensor: torch.Tensor) -> type:
-    """The class that the user's code knows of a parameter or buffer, or of what stands for one."""
+    """The class that the user's code knows of a tensor: of what stands for another, that of the other; of traced ones theirs."""
     if (original := stood_for(tensor)) is not None:
         tensor = original
     kind = type(tensor)
+    if (known := getattr(kind, "_xlatrain_kind", None)) is not None:
+        return known
+    if issubclass(kind, FunctionalTensor | FakeTensor):
+        return torch.Tensor
     for _ in _OURS & vars(tensor).keys():  # both, where a preflight has placed one without values
         kind = kind.__bases__[1]
     return kind

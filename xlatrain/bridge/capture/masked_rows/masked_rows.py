@@ -50,6 +50,7 @@ class MaskedRows(torch.Tensor):
         axis: the dim of the rows.
     """
 
+    _xlatrain_kind = torch.Tensor
     rows: torch.Tensor
     valid: torch.Tensor
     axis: int
