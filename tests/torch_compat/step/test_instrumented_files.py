@@ -45,3 +45,21 @@ def test_notes_are_kept_for_the_next_process_by_the_text_of_the_file(tmp_path: P
         assert _codes(str(path), SOURCE) == made
     assert _codes(str(path), SOURCE.replace("0.5", "0.1")) != made
     assert len(list(folder.iterdir())) == 2
+
+
+def test_a_function_with_patterns_has_notes(tmp_path: Path) -> None:
+    """The classes, values and keys of patterns may have dots, and nothing else."""
+    patterns = (
+        "kinds.Tensor()",
+        "kinds.Point(x=kinds.ONE, y=[kinds.Tensor(), *_])",
+        "{kinds.KEY: kinds.Tensor()}",
+        "kinds.ONE | None",
+    )
+    source = "def matched(x, kinds):\n    match x:\n" + "".join(
+        f"        case {one}:\n            return x.name\n" for one in patterns
+    )
+    path = tmp_path / "patterns.py"
+    path.write_text(source)
+    namespace: dict[str, Any] = {}
+    exec(compile(source, str(path), "exec"), namespace)
+    assert noted_code(namespace["matched"].__code__) is not None

@@ -226,5 +226,16 @@ class Rewriter(ast.NodeTransformer):
         node.value = None if node.value is None else self.visit(node.value)
         return node  # an annotation of a local variable is not evaluated
 
+    # A pattern's values, keys and classes must stay names with dots.
+
     def visit_MatchValue(self, node: ast.MatchValue) -> Any:
-        return node  # a pattern must stay a name with dots
+        return node
+
+    def visit_MatchMapping(self, node: ast.MatchMapping) -> Any:
+        node.patterns = [self.visit(one) for one in node.patterns]
+        return node
+
+    def visit_MatchClass(self, node: ast.MatchClass) -> Any:
+        node.patterns = [self.visit(one) for one in node.patterns]
+        node.kwd_patterns = [self.visit(one) for one in node.kwd_patterns]
+        return node
